@@ -1,0 +1,3 @@
+"""
+From an aggregate to what people and programs read: text and JSON.
+"""

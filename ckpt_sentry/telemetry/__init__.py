@@ -1,0 +1,3 @@
+"""
+From events and reports to the wire: structlog lines, OpenTelemetry logs, spans and metrics.
+"""
