@@ -1,0 +1,54 @@
+"""
+Telling a rank's own failure from the noise that it makes on the others.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ckpt_sentry.audit import ranks
+from ckpt_sentry.audit.report import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ckpt_sentry.audit.report import LoadError
+
+_LOSS_TEXTS = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection refused",
+    "Broken pipe",
+    "Timed out waiting",
+    "timeout caused pair closure",
+    "wait timeout",
+    "Watchdog caught collective operation timeout",
+    "remote process exited",
+    "Socket Timeout",
+    "store is down",
+)
+"""How gloo, NCCL and the store say that another process is gone or silent."""
+
+_LOSS_TYPES = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError", "DistError")
+
+
+def is_loss(error: LoadError) -> bool:
+    """
+    Whether an exception says only that another rank has gone away or does not answer.
+    """
+    return error.type.rsplit(".", 1)[-1] in _LOSS_TYPES and any(text in error.message for text in _LOSS_TEXTS)
+
+
+def failed_finding(failures: Mapping[int, Any]) -> Finding:
+    """
+    Other ranks of the group raised, and DCP passed their exceptions on. Keys are ranks of the process group.
+    """
+    return Finding("peer_failed", "error", f"rank {ranks.compact(failures)} failed; this rank had no error of its own")
+
+
+def lost_finding(error: LoadError) -> Finding:
+    """
+    The connection to another rank broke, or it did not answer in time.
+    """
+    first_line = error.message.strip().splitlines()[0] if error.message.strip() else error.type
+    return Finding("peer_failed", "error", f"another rank went away or did not answer: {first_line[:200]}")
