@@ -1,0 +1,278 @@
+"""
+Records on disk: OTLP requests as JSON lines, which is also what the Collector's `file` exporter writes.
+
+Each writing process has a file of its own, `<run>-<node>-<pid>.jsonl`, in `CKPT_SENTRY_DIR` (shared by runs) or in one
+private folder a run under `$XDG_STATE_HOME/ckpt_sentry`. A record is written by one call, so a line is whole or, where
+the disk filled up or the machine stopped, the damaged end of a file; readers pass over it and count it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from ckpt_sentry.telemetry import otlp_json
+from ckpt_sentry.telemetry.events import Event, LoadFinished
+
+KEPT_RUNS: Final = 100
+"""Run folders that stay under the state folder; older ones are deleted when a new run begins to write."""
+
+MAX_LINE: Final = 32 * 1024 * 1024
+"""Bytes of a line beyond which a reader passes over it, and a writer refuses: a request is at most 20 MiB."""
+
+_SUFFIX: Final = ".jsonl"
+_NAME_LIMIT: Final = 80
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+|^\.+")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """
+    A folder for the records of a run. A private one is readable by its owner alone; a shared one follows the umask.
+    """
+
+    folder: Path
+    private: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SourcedEvents:
+    """
+    The events of one line, in order, and the file that they come from.
+    """
+
+    source: str
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """
+    A run that has left records. Times are seconds since the epoch; `loads` counts distinct load ids.
+    """
+
+    run_id: str
+    started_at: float
+    ended_at: float
+    loads: int
+
+
+def state_root(environ: Mapping[str, str] = os.environ) -> Path:
+    """
+    `$XDG_STATE_HOME/ckpt_sentry`; a relative value is ignored, as the XDG base directory specification says.
+    """
+    base = environ.get("XDG_STATE_HOME", "")
+    root = Path(base) if os.path.isabs(base) else Path(environ.get("HOME") or "~").expanduser() / ".local" / "state"
+    return root / "ckpt_sentry"
+
+
+def place(directory: str | None, run_id: str, environ: Mapping[str, str] = os.environ) -> Place:
+    """
+    Where a run writes: `directory` (`CKPT_SENTRY_DIR`) as it is, or the run's own folder under the state folder.
+    """
+    if directory:
+        return Place(Path(directory).expanduser(), private=False)
+    return Place(state_root(environ) / safe_name(run_id), private=True)
+
+
+def default_source(directory: str | None, environ: Mapping[str, str] = os.environ) -> Path:
+    """
+    Where one reads when nothing is named.
+    """
+    return Path(directory).expanduser() if directory else state_root(environ)
+
+
+def safe_name(name: str) -> str:
+    """
+    A file name of letters, digits, ".", "_" and "-", at most 80 long and no dot first.
+
+    A name that had to be changed ends in a digest, so that different names stay different.
+    """
+    safe = _UNSAFE.sub("_", name)[:_NAME_LIMIT]
+    if safe == name and safe:
+        return safe
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{safe[: _NAME_LIMIT - 9]}-{digest}"
+
+
+class Records:
+    """
+    The file of this process. Nothing is created before the first record, and no file stays open between records.
+    """
+
+    def __init__(self, where: Place, *, run_id: str, node: str, pid: int) -> None:
+        self._place = where
+        self._begun = False
+        self._ragged = False
+        self.path = where.folder / f"{safe_name(run_id)}-{safe_name(node or 'node')}-{pid}{_SUFFIX}"
+
+    def append(self, request: Mapping[str, Any]) -> bool:
+        """
+        Write an OTLP request as one line; False if the disk would not take it. Never raises OSError.
+        """
+        line = json.dumps(request, separators=(",", ":")).encode() + b"\n"
+        if len(line) > MAX_LINE:
+            return False
+        try:
+            if not self._begun:
+                self._begin()
+            mode = 0o600 if self._place.private else 0o666
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, mode)
+            try:
+                # A line that was cut short before must not swallow this one.
+                data = b"\n" + line if self._ragged else line
+                self._ragged = os.write(descriptor, data) != len(data)
+            finally:
+                os.close(descriptor)
+        except OSError:
+            return False
+        return not self._ragged
+
+    def _begin(self) -> None:
+        folder = self._place.folder
+        folder.mkdir(mode=0o700 if self._place.private else 0o777, parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
+            if file.seek(0, os.SEEK_END):
+                file.seek(-1, os.SEEK_END)
+                self._ragged = file.read(1) != b"\n"
+        if self._place.private:
+            prune(folder.parent, spare=folder)
+        self._begun = True
+
+
+def prune(root: Path, *, keep: int = KEPT_RUNS, spare: Path | None = None) -> int:
+    """
+    Delete the oldest run folders under a state folder beyond `keep`; the number deleted. Never raises OSError.
+
+    Only folders that hold nothing but records are touched; links are not followed. `spare` counts, and stays.
+    """
+    folders: list[tuple[float, Path]] = []
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(root):
+            path = Path(entry.path)
+            if entry.is_dir(follow_symlinks=False) and path != spare:
+                folders.append((_last_written(path), path))
+    folders.sort(reverse=True)
+    return sum(_delete(path) for _, path in folders[max(0, keep - (spare is not None)) :])
+
+
+def _last_written(folder: Path) -> float:
+    try:
+        own = folder.stat().st_mtime
+        return max((file.stat().st_mtime for file in folder.iterdir()), default=own)
+    except OSError:
+        return 0.0
+
+
+def _delete(folder: Path) -> bool:
+    try:
+        files = list(folder.iterdir())
+        if any(file.suffix != _SUFFIX or file.is_symlink() or not file.is_file() for file in files):
+            return False
+        for file in files:
+            file.unlink(missing_ok=True)
+        folder.rmdir()
+    except OSError:
+        return False
+    return True
+
+
+@dataclass(slots=True)
+class Reading:
+    """
+    The events of one run, file by file, each file in the order in which it was written.
+
+    Iterate once; `damaged` then counts the lines that are no OTLP request (cut off, or larger than `MAX_LINE`),
+    `refused` the records of ours that could not be restored, `unreadable` names files that could not be opened.
+    """
+
+    files: tuple[Path, ...]
+    run_id: str | None
+    damaged: int = 0
+    refused: int = 0
+    unreadable: list[Path] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[SourcedEvents]:
+        for path in self.files:
+            try:
+                with path.open("rb") as file:
+                    for line in self._lines(file):
+                        events = self._events(line)
+                        if events:
+                            yield SourcedEvents(str(path), events)
+            except OSError:
+                self.unreadable.append(path)
+
+    def _lines(self, file: Any) -> Iterator[bytes]:
+        while line := file.readline(MAX_LINE + 1):
+            if len(line) > MAX_LINE:
+                self.damaged += 1
+                while line and not line.endswith(b"\n"):
+                    line = file.readline(MAX_LINE)
+            elif line.strip():
+                yield line
+
+    def _events(self, line: bytes) -> tuple[Event, ...]:
+        try:
+            request = json.loads(line)
+        except (ValueError, RecursionError):
+            self.damaged += 1
+            return ()
+        if not isinstance(request, dict):
+            self.damaged += 1
+            return ()
+        events, refused = otlp_json.decode(request)
+        self.refused += refused
+        if self.run_id is None:
+            return tuple(events)
+        return tuple(event for event in events if event.identity.run_id == self.run_id)
+
+
+def read(source: Path, *, run_id: str | None = None) -> Reading:
+    """
+    The events of one run, the newest unless `run_id` says which.
+
+    `source` is a file of OTLP JSON lines (ours or the Collector's), a folder of such files, or a state folder with a
+    folder for each run. Raises FileNotFoundError if it is not there. A source without records gives no events.
+    """
+    if run_id is None:
+        newest = max(runs(source), key=lambda run: run.ended_at, default=None)
+        run_id = newest.run_id if newest else None
+    return Reading(record_files(source), run_id)
+
+
+def runs(source: Path) -> tuple[Run, ...]:
+    """
+    The runs that left records in `source`, the newest first. Raises as `read` does.
+    """
+    spans: dict[str, tuple[float, float, set[str]]] = {}
+    for sourced in Reading(record_files(source), None):
+        for event in sourced.events:
+            run_id = event.identity.run_id
+            start, end, loads = spans.get(run_id) or (event.at, event.at, set())
+            load_id = otlp_json.load_id(event)
+            loads.update(() if load_id is None else (load_id,))
+            first = event.report.started_at if isinstance(event, LoadFinished) else event.at
+            spans[run_id] = (min(start, first), max(end, event.at), loads)
+    found = (Run(run_id, start, end, len(loads)) for run_id, (start, end, loads) in spans.items())
+    return tuple(sorted(found, key=lambda run: (-run.ended_at, run.run_id)))
+
+
+def record_files(source: Path) -> tuple[Path, ...]:
+    """
+    The files of records in `source`, sorted: itself, or those in the folder and in its folders.
+    """
+    if not source.is_dir():
+        if not source.exists():
+            message = f"{source}: no such file or folder"
+            raise FileNotFoundError(message)
+        return (source,)
+    found = (path for pattern in ("*.json*", f"*/*{_SUFFIX}") for path in source.glob(pattern))
+    return tuple(sorted({path for path in found if path.is_file()}))
