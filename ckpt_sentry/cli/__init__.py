@@ -1,0 +1,43 @@
+"""
+The command `ckpt-sentry`. Each subcommand is the `command` of the module of its name, loaded when it is called.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+from ckpt_sentry import __version__
+
+COMMANDS = {
+    "report": "Show what the loads of a run came to.",
+    "run": "Run a command with the agent in every Python process of it.",
+    "status": "Show how the agent gets into a process, its settings and its patches.",
+}
+"""Subcommand: its line in `--help`. One line here and one module in this folder make a subcommand."""
+
+
+class Commands(click.Group):
+    """
+    A group that knows its subcommands by name and imports one when it is called.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        command = importlib.import_module(f"{__name__}.{cmd_name}").command
+        return command if isinstance(command, click.Command) else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(COMMANDS.items()))
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="ckpt-sentry")
+def main() -> None:
+    """Checkpoint loads, watched: which keys, which rank, what to do next."""
