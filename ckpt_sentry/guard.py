@@ -1,7 +1,9 @@
 """
 The agent's own errors: swallowed and logged in production, raised under pytest.
 
-Every entry from the host into the agent goes through `contained`. The host's own call is never inside it.
+Every entry from the host into the agent goes through `contained`, and a function of the host that is observed as a
+whole goes through `around`. The host's own call is never inside a `try` that swallows. A `Refusal` is no own error: it
+is meant for the host.
 """
 
 from __future__ import annotations
@@ -9,10 +11,14 @@ from __future__ import annotations
 import functools
 import os
 
+from ckpt_sentry.errors import Refusal
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, ParamSpec, TypeVar
+
+    from ckpt_sentry.hooks import Patch, Wrap
 
     P = ParamSpec("P")
     T = TypeVar("T")
@@ -34,6 +40,8 @@ def contained(point: str, default: Any = None) -> Callable[[Callable[P, T]], Cal
         def call(*args: P.args, **kwargs: P.kwargs) -> T | Any:
             try:
                 return function(*args, **kwargs)
+            except Refusal:
+                raise
             except Exception as error:
                 # Spelt out here rather than in a function: no other code of the agent has to work for this to hold.
                 raising = False
@@ -50,6 +58,37 @@ def contained(point: str, default: Any = None) -> Callable[[Callable[P, T]], Cal
         return call
 
     return decorate
+
+
+def around(
+    before: Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any],
+    after: Callable[[Any, BaseException | None], object],
+) -> Wrap:
+    """
+    Make a wrapper for `hooks.patch` that watches each call of a function of the host from outside.
+
+    `before(original, args, kwargs)` returns a state, or None to let this call pass unwatched. `after(state, error)` is
+    called once, with the exception that the call ended with, or None. Both are `contained` and bound here, once.
+    Arguments, result and exception pass through untouched.
+    """
+
+    def wrap(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            state = before(original, args, kwargs) if patch.active else None
+            if state is None:
+                return original(*args, **kwargs)
+            try:
+                result = original(*args, **kwargs)
+            except BaseException as error:
+                after(state, error)
+                raise
+            after(state, None)
+            return result
+
+        return watched
+
+    return wrap
 
 
 def strict() -> bool:

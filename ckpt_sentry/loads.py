@@ -1,0 +1,220 @@
+"""
+The life of one load in this process: begin, phases, failing, finished.
+
+A target opens a `Load`, tells it what it observes and finishes it; the load makes the `LoadReport` and hands it on. One
+call of the user is one load: a target that is entered while another load of the same thread runs adds to that one.
+
+Nothing here holds a tensor, a frame or an exception beyond the call that brought it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ckpt_sentry import identity, outlets
+from ckpt_sentry.audit.report import (
+    CheckpointSummary,
+    Coverage,
+    DtypeCast,
+    Finding,
+    Framework,
+    Identity,
+    KeyList,
+    LoadError,
+    LoadReport,
+    ModelSummary,
+    NO_KEYS,
+    Phase,
+    Proof,
+    Rename,
+    ShapeMismatch,
+    Verdict,
+)
+from ckpt_sentry.guard import contained
+from ckpt_sentry.telemetry.events import LoadFailing, LoadFinished, LoadStarted, PhaseEntered
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ckpt_sentry.audit.examine import Examination
+
+_current: ContextVar[Load | None] = ContextVar("ckpt_sentry_load", default=None)
+SETUP = "setup"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """
+    What a target has observed of a load; the fields are those of `LoadReport`.
+    """
+
+    path: str | None = None
+    format: str | None = None
+    step: int | None = None
+    step_source: str | None = None
+    checkpoint: CheckpointSummary | None = None
+    model: ModelSummary | None = None
+    missing: KeyList = NO_KEYS
+    unexpected: KeyList = NO_KEYS
+    mismatched: tuple[ShapeMismatch, ...] = ()
+    casts: tuple[DtypeCast, ...] = ()
+    coverage: Coverage | None = None
+    utilisation: float | None = None
+    rename: Rename | None = None
+    findings: tuple[Finding, ...] = ()
+    proof: Proof | None = None
+    bytes_read: int = 0
+    key_digest: str | None = None
+
+    def examined(self, examination: Examination) -> Facts:
+        """
+        These facts with what `audit.examine` found in the keys, its findings before those already known.
+        """
+        return replace(
+            self,
+            missing=examination.missing,
+            unexpected=examination.unexpected,
+            mismatched=examination.mismatched,
+            casts=examination.casts,
+            coverage=examination.coverage,
+            utilisation=examination.utilisation,
+            rename=examination.rename,
+            findings=(*examination.findings, *self.findings),
+        )
+
+    def with_findings(self, findings: Iterable[Finding]) -> Facts:
+        """
+        These facts and more findings; one that is known already is not repeated.
+        """
+        return replace(self, findings=tuple(dict.fromkeys((*self.findings, *findings))))
+
+
+class Load:
+    """
+    A load that is under way. Belongs to the thread (or task) that began it.
+    """
+
+    def __init__(self, framework: Framework, entry_point: str, path: str | None) -> None:
+        self.framework: Framework = framework
+        self.entry_point = entry_point
+        self.identity: Identity = identity.identity()
+        self.ordinal = identity.next_ordinal(framework)
+        self.load_id = identity.load_id(
+            self.identity.run_id, self.identity.attempt, framework, self.ordinal, identity.salt()
+        )
+        self.facts = Facts(path=path)
+        self.error: LoadError | None = None
+        """The exception that this rank itself raised, if any."""
+        self.report: LoadReport | None = None
+        self.started_at = time.time()
+        self.thread_id = threading.get_ident()
+        self.notes: dict[str, Any] = {}
+        """What the target needs to remember until the load ends. Emptied then, so that nothing of the host's lives on."""
+        self._clock = time.perf_counter()
+        self._phase = SETUP
+        self._phase_began = self._clock
+        self._phases: list[Phase] = []
+        self._outlets = outlets.Outlets()
+        _current.set(self)
+
+    @property
+    def phase(self) -> str:
+        return self._phase
+
+    def begin(self) -> None:
+        """
+        Say that the load has started, before anything is read.
+        """
+        self._outlets.event(
+            LoadStarted(
+                identity=self.identity,
+                at=self.started_at,
+                load_id=self.load_id,
+                ordinal=self.ordinal,
+                framework=self.framework,
+                entry_point=self.entry_point,
+                path=self.facts.path,
+            )
+        )
+
+    def enter(self, phase: str) -> None:
+        """
+        Go over to the next phase; the one before is closed with the seconds it took.
+        """
+        if phase == self._phase:
+            return
+        self._close_phase()
+        self._phase = phase
+        self._outlets.event(PhaseEntered(identity=self.identity, at=self._now(), load_id=self.load_id, phase=phase))
+
+    def failing(self, error: LoadError) -> None:
+        """
+        This rank has raised. Said at once: the cause can vanish before the load ends. The first one stays.
+        """
+        if self.error is not None:
+            return
+        self.error = error
+        self._outlets.urgent(LoadFailing(identity=self.identity, at=self._now(), load_id=self.load_id, error=error))
+
+    def finish(self, verdict: Verdict, error: LoadError | None) -> LoadReport:
+        """
+        Make the report, hand it on, and forget the load.
+
+        Args:
+            error: what the caller gets to see, or None. Where this rank raised itself, that error is reported.
+        """
+        self._close_phase()
+        facts = self.facts
+        self.report = LoadReport(
+            load_id=self.load_id,
+            ordinal=self.ordinal,
+            identity=self.identity,
+            framework=self.framework,
+            entry_point=self.entry_point,
+            verdict=verdict,
+            started_at=self.started_at,
+            ended_at=self._now(),
+            phases=tuple(self._phases),
+            error=error,
+            **{name: getattr(facts, name) for name in Facts.__slots__},
+        )
+        self.leave()
+        self._outlets.finished(LoadFinished(identity=self.identity, at=self.report.ended_at, report=self.report))
+        return self.report
+
+    def leave(self) -> None:
+        """
+        Stop being the current load. May be called twice.
+        """
+        self.notes.clear()
+        if _current.get() is self:
+            _current.set(None)
+
+    def _close_phase(self) -> None:
+        now = time.perf_counter()
+        self._phases.append(Phase(self._phase, round(now - self._phase_began, 6)))
+        self._phase_began = now
+
+    def _now(self) -> float:
+        return self.started_at + (time.perf_counter() - self._clock)
+
+
+def current() -> Load | None:
+    """
+    The load that runs in this thread, if any.
+    """
+    return _current.get()
+
+
+@contained("loads.begin")
+def begin(framework: Framework, entry_point: str, path: str | None) -> Load | None:
+    """
+    Open a load and say so, or None where the agent itself fails: the caller then calls the original and nothing else.
+    """
+    load = Load(framework, entry_point, path)
+    load.begin()
+    return load

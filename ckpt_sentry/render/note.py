@@ -1,0 +1,29 @@
+"""
+The short form of a report that travels with an exception: at most four lines, no colour.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckpt_sentry.audit.escape import printable
+
+if TYPE_CHECKING:
+    from ckpt_sentry.audit.report import LoadReport
+
+_ORDER = {"error": 0, "warning": 1, "info": 2}
+
+
+def note(report: LoadReport) -> str:
+    """
+    Where (rank, step, path), why (the weightiest finding), and what to do next.
+    """
+    identity = report.identity
+    step = "step unknown" if report.step is None else f"step {report.step}"
+    where = f"rank {identity.rank} of {identity.world_size} · {step} · {printable(report.path or 'no path')}"
+    lines = [f"ckpt_sentry: {report.entry_point} · {where}"]
+    findings = sorted(report.findings, key=lambda finding: _ORDER[finding.level])
+    lines += [f"  {printable(finding.text)}" for finding in findings if finding.level != "info"][:2]
+    if steps := [finding.next for finding in findings if finding.next]:
+        lines.append(f"  next: {printable(steps[0])}")
+    return "\n".join(lines)

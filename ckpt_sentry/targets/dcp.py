@@ -1,0 +1,165 @@
+"""
+torch.distributed.checkpoint: every load that goes through `_load_state_dict`.
+
+What is patched, and why there (torch 2.13.0, `torch/distributed/checkpoint/`):
+
+* `state_dict_loader.load`, `load_state_dict`, `_load_state_dict_from_keys` and `_load_state_dict` (also the binding of
+  its own that `format_utils` has): the load as a whole, and what raises outside the collectives, as a `Stateful` does.
+* `utils._DistWrapper.reduce_scatter` and `all_gather` (utils.py:178, 262): the phases. What the planner, the plan and
+  the metadata say is read from the closure of the step that torch passes in; no collective is added.
+* `utils._wrap_exception` (api.py:10): runs on the failing rank alone, before its exception crosses to the others.
+* `api.CheckpointException.__str__`: identical failures of many ranks are printed once.
+
+A load that goes well costs one pass over the keys. Exceptions stay the objects they are.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from ckpt_sentry import hooks, loads
+from ckpt_sentry.guard import around, contained
+from ckpt_sentry.targets import dcp_errors, dcp_facts, dcp_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    from ckpt_sentry.hooks import Patch
+    from ckpt_sentry.loads import Load
+
+TARGET = "dcp"
+ENTRY_POINTS = ("load", "load_state_dict", "_load_state_dict_from_keys", "_load_state_dict")
+PLAN, READ, BARRIER, RESTORE = "plan", "read", "barrier", "restore"
+
+
+def instrument_utils(module: ModuleType) -> None:
+    """
+    Patch `torch.distributed.checkpoint.utils` and the exception class that it shares with `api`.
+    """
+    hooks.patch(module, "_wrap_exception", _wrap_exception, target=TARGET)
+    wrapper = getattr(module, "_DistWrapper", None)
+    hooks.patch(wrapper, "reduce_scatter", _collective, target=TARGET)
+    hooks.patch(wrapper, "all_gather", _collective, target=TARGET)
+    hooks.patch(getattr(module, "CheckpointException", None), "__str__", dcp_text.readable, target=TARGET)
+
+
+def instrument_loader(module: ModuleType) -> None:
+    """
+    Patch `torch.distributed.checkpoint.state_dict_loader`.
+    """
+    for name in ENTRY_POINTS:
+        hooks.patch(module, name, _LOAD, target=TARGET)
+
+
+def instrument_format_utils(module: ModuleType) -> None:
+    """
+    Patch the binding of `_load_state_dict` in `format_utils`, where it was made before ours.
+    """
+    hooks.patch(module, "_load_state_dict", _LOAD, target=TARGET)
+
+
+@contained("dcp.begin")
+def _begin(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Load | None:
+    if (outer := loads.current()) is not None:
+        dcp_facts.note_arguments(outer, args, kwargs)
+        return None
+    load = loads.begin("dcp", f"dcp.{original.__name__}", dcp_facts.path_of(args, kwargs))
+    if load is not None:
+        dcp_facts.note_arguments(load, args, kwargs)
+    return load
+
+
+@contained("dcp.end")
+def _end(load: Load, error: BaseException | None) -> None:
+    try:
+        dcp_errors.conclude(load, error)
+    finally:
+        load.leave()
+
+
+def _observed(load: Load, step: str, map_fun: Callable[[], Any]) -> Callable[[], Any]:
+    """
+    The step that torch runs on this rank, followed by a look at what it made.
+
+    Wrapped without touching its name or closure: other code reads both.
+    """
+
+    planned, read = _planned, _read
+
+    @functools.wraps(map_fun)
+    def local() -> Any:
+        result = map_fun()
+        if step == PLAN:
+            planned(load, result)
+        else:
+            read(load)
+        return result
+
+    return local
+
+
+@contained("dcp.enter")
+def _enter(load: Load, phase: str, function: Callable[[], Any], wrapper: Any) -> None:
+    dcp_facts.note_step_function(load, function, wrapper)
+    load.enter(phase)
+
+
+@contained("dcp.planned")
+def _planned(load: Load, plan: Any) -> None:
+    dcp_facts.note_plan(load, plan)
+
+
+@contained("dcp.read")
+def _read(load: Load) -> None:
+    load.enter(BARRIER)
+
+
+@contained("dcp.left")
+def _left(load: Load, step: str) -> None:
+    if step == READ:
+        load.enter(RESTORE)
+
+
+def _wrap_exception(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+    current, raised, portable = loads.current, _raised, _portable
+
+    @functools.wraps(original)
+    def wrap_exception(exc: BaseException) -> Any:
+        load = current() if patch.active else None
+        if load is None:
+            return original(exc)
+        raised(load, exc)
+        return original(portable(exc) or exc)
+
+    return wrap_exception
+
+
+@contained("dcp.raised")
+def _raised(load: Load, exc: BaseException) -> None:
+    dcp_errors.note_own(load, exc)
+
+
+@contained("dcp.portable")
+def _portable(exc: BaseException) -> BaseException | None:
+    return dcp_errors.portable(exc)
+
+
+def _collective(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+    current, enter, left, observed = loads.current, _enter, _left, _observed
+
+    @functools.wraps(original)
+    def collective(self: Any, step: str, map_fun: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
+        load = current() if patch.active else None
+        if load is None or step not in (PLAN, READ):
+            return original(self, step, map_fun, *args, **kwargs)
+        enter(load, step, map_fun, self)
+        result = original(self, step, observed(load, step, map_fun), *args, **kwargs)
+        left(load, step)
+        return result
+
+    return collective
+
+
+_LOAD = around(_begin, _end)

@@ -1,0 +1,249 @@
+"""
+What a DCP load is about, read from the objects that torch itself made for it: planner, plan, metadata, reader.
+
+Names and shapes only. No tensor is touched, no file is opened, and nothing is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ckpt_sentry import config
+from ckpt_sentry.audit.examine import examine
+from ckpt_sentry.audit.inventory import Entry, Inventory
+from ckpt_sentry.audit.report import CheckpointSummary, ModelSummary
+from ckpt_sentry.checkpoints.paths import mask
+from ckpt_sentry.checkpoints.step import find_step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from ckpt_sentry.loads import Load
+
+MOST_STORAGE_ITEMS = 200_000
+"""Above this many stored chunks (a checkpoint of thousands of ranks) files are not counted: it would cost seconds."""
+
+_TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter)
+
+
+def path_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+    """
+    The path in the arguments of any of DCP's load functions, with credentials masked, or None.
+    """
+    path = raw_path(args, kwargs)
+    return None if path is None else mask(path)
+
+
+def raw_path(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+    candidate = kwargs.get("checkpoint_id")
+    if candidate is None:
+        candidate = _reader_path(_reader_of(args, kwargs))
+    if isinstance(candidate, bytes):
+        return os.fsdecode(candidate)
+    return None if candidate is None else str(candidate)
+
+
+def note_arguments(load: Load, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """
+    Remember the reader and learn path and step, as far as the arguments of this call tell.
+    """
+    reader = _reader_of(args, kwargs)
+    if reader is not None:
+        load.notes["reader"] = reader
+    path = raw_path(args, kwargs)
+    if path is None or "path" in load.notes:
+        return
+    load.notes["path"] = path
+    step = find_step(path)
+    load.facts = replace(
+        load.facts,
+        path=mask(path),
+        format=_format_of(reader),
+        step=step.value if step else None,
+        step_source=step.source if step else None,
+    )
+
+
+def note_step_function(load: Load, function: Callable[[], Any], wrapper: Any) -> None:
+    """
+    Remember the step that torch is about to run on this rank: its closure tells planner and metadata.
+    """
+    load.notes["function"] = function
+    load.notes["group_rank"] = getattr(wrapper, "rank", 0)
+
+
+def note_plan(load: Load, plan: Any) -> None:
+    """
+    Compare what the model asks with what the checkpoint holds, once planner and metadata exist.
+
+    Args:
+        plan: the rank's `LoadPlan`, or None where planning has failed.
+    """
+    cells = _closure(load.notes.get("function"))
+    planner, metadata = cells.get("planner"), cells.get("metadata")
+    if metadata is None or not hasattr(metadata, "state_dict_metadata"):
+        return
+    wanted = getattr(planner, "state_dict", None)
+    if not isinstance(wanted, dict) or not wanted:
+        wanted = _flattened(cells.get("state_dict"))
+    seen: dict[tuple[Any, Any], Entry] = {}
+    model = Inventory({key: _model_entry(value, seen) for key, value in wanted.items()}, {})
+    checkpoint = Inventory(
+        {key: _checkpoint_entry(value, seen) for key, value in metadata.state_dict_metadata.items()}, {}
+    )
+    fractions, bytes_read = _reads(plan, wanted, checkpoint)
+    settings = config.settings()
+    examination = examine(model, checkpoint, allow_missing=settings.allow_missing, read_fractions=fractions)
+    load.facts = replace(
+        load.facts,
+        checkpoint=_summary(checkpoint, metadata),
+        model=ModelSummary(*_totals(model.entries.values())),
+        bytes_read=bytes_read,
+        key_digest=_digest(model.entries),
+    ).examined(examination)
+    load.notes["partial"] = bool(getattr(planner, "allow_partial_load", False))
+
+
+def _reader_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    reader = kwargs.get("storage_reader")
+    if reader is None and len(args) > 1:
+        reader = args[1]
+    return reader if hasattr(reader, "read_metadata") else None
+
+
+def _reader_path(reader: Any) -> Any:
+    path = getattr(reader, "checkpoint_id", None)
+    return path if path is not None else getattr(reader, "path", None)
+
+
+def _format_of(reader: Any) -> str:
+    return "HuggingFace safetensors" if "HuggingFace" in type(reader).__name__ else "DCP"
+
+
+def _closure(function: Any) -> dict[str, Any]:
+    """
+    The variables that a step shares with `_load_state_dict`, below the decorators that torch puts around it.
+    """
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None) or ()
+    found = {}
+    for name, cell in zip(code.co_freevars if code else (), cells, strict=False):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    return found
+
+
+def _flattened(state_dict: Any) -> dict[str, Any]:
+    from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+
+    return flatten_state_dict(state_dict)[0] if state_dict else {}
+
+
+def _model_entry(value: Any, seen: dict[tuple[Any, Any], Entry]) -> Entry:
+    if isinstance(value, torch.Tensor):
+        shape, dtype = value.shape, value.dtype
+    elif callable(size := getattr(value, "size", None)) and hasattr(value, "dtype"):  # ShardedTensor and its kin
+        shape, dtype = size(), value.dtype
+    else:
+        shape, dtype = None, None
+    return _entry(shape, dtype, seen)
+
+
+def _checkpoint_entry(value: Any, seen: dict[tuple[Any, Any], Entry]) -> Entry:
+    size = getattr(value, "size", None)
+    return _entry(size, None if size is None else value.properties.dtype, seen)
+
+
+def _entry(shape: Any, dtype: Any, seen: dict[tuple[Any, Any], Entry]) -> Entry:
+    """
+    Equal entries are one object: comparing two inventories is then comparing identities.
+    """
+    entry = seen.get((shape, dtype))
+    if entry is None:
+        name = None if dtype is None else str(dtype).removeprefix("torch.")
+        entry = seen[shape, dtype] = Entry(None if shape is None else tuple(shape), name)
+    return entry
+
+
+def _totals(entries: Iterable[Entry]) -> tuple[int, int, int]:
+    """
+    Keys, elements and bytes. Entries are shared objects, so few multiplications are needed.
+    """
+    counts = Counter(map(id, entries := list(entries)))
+    by_id = {id(entry): entry for entry in entries}
+    elements = sum(n * by_id[key].elements for key, n in counts.items())
+    return len(entries), elements, sum(n * by_id[key].nbytes for key, n in counts.items())
+
+
+def _summary(checkpoint: Inventory, metadata: Any) -> CheckpointSummary:
+    keys, elements, size = _totals(checkpoint.entries.values())
+    stored = getattr(metadata, "storage_data", None)
+    files = None
+    if isinstance(stored, dict) and 0 < len(stored) <= MOST_STORAGE_ITEMS:
+        files = {getattr(info, "relative_path", None) for info in stored.values()} - {None}
+    saved_path = getattr(getattr(metadata, "storage_meta", None), "checkpoint_id", None)
+    return CheckpointSummary(
+        keys=keys,
+        elements=elements,
+        bytes=size,
+        files=len(files) if files else None,
+        saved_path=None if saved_path is None else mask(str(saved_path)),
+        saved_by=_writers(files) if files else None,
+    )
+
+
+def _writers(files: set[Any]) -> int | None:
+    """
+    How many ranks wrote these files, by DCP's names for them, `__RANK_N.distcp` (filesystem.py, `_generate_name`).
+    """
+    ranks = {name.split("_")[2] for name in map(str, files) if name.startswith("__") and name.endswith(".distcp")}
+    return len(ranks) or None
+
+
+def _reads(plan: Any, wanted: Mapping[str, Any], checkpoint: Inventory) -> tuple[dict[str, float] | None, int]:
+    """
+    What this rank will read of what it holds: the fraction of each key that is not read whole, and bytes in all.
+    """
+    items = getattr(plan, "items", None)
+    if items is None:
+        return None, 0
+    read: dict[str, int] = {}
+    for item in items:
+        key = item.dest_index.fqn
+        read[key] = read.get(key, 0) + item.lengths.numel()
+    bytes_read, fractions = 0, {}
+    for key, elements in read.items():
+        entry = checkpoint.entries.get(key)
+        if entry is None or entry.shape is None:
+            continue
+        bytes_read += elements * (entry.nbytes // entry.elements if entry.elements else 0)
+        local = local_elements(wanted.get(key))
+        if local:
+            fractions[key] = min(1.0, elements / local)
+    return fractions, bytes_read
+
+
+def local_elements(value: Any) -> int:
+    """
+    How many elements of a tensor this rank holds: of a plain tensor all, of a DTensor or ShardedTensor its shards.
+    """
+    if type(value) in _TENSOR_TYPES:
+        return int(value.numel())
+    if (local := getattr(value, "_local_tensor", None)) is not None:
+        return int(local.numel())
+    if callable(shards := getattr(value, "local_shards", None)):
+        return sum(int(shard.tensor.numel()) for shard in shards())
+    return int(value.numel()) if isinstance(value, torch.Tensor) else 0
+
+
+def _digest(keys: Iterable[str]) -> str:
+    return hashlib.blake2b("\0".join(sorted(keys)).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
