@@ -1,0 +1,280 @@
+"""
+Events of many ranks in, one `Aggregate` for each load out.
+
+One pass in order of arrival. Time is O(events), memory O(distinct reports) and a few numbers for each rank.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final, cast
+
+from ckpt_sentry.audit import ranks
+from ckpt_sentry.audit.report import NO_KEYS, LoadReport, Verdict
+from ckpt_sentry.collector import findings
+from ckpt_sentry.collector.ends import Attempt, Cause, Story
+from ckpt_sentry.collector.groups import LoadState, Saying
+from ckpt_sentry.collector.summary import (
+    NO_MISMATCHES,
+    SEVERITY,
+    Aggregate,
+    Group,
+    JobError,
+    Mismatches,
+    OrderBy,
+    RankFinding,
+    Seconds,
+    Spread,
+    Unfinished,
+)
+from ckpt_sentry.telemetry.events import Event, RankEnded, RunEnded
+from ckpt_sentry.telemetry.events import LoadFinished as _LoadFinished
+
+__all__ = [
+    "Aggregate",
+    "Aggregator",
+    "Group",
+    "JobError",
+    "Progress",
+    "RankFinding",
+    "Seconds",
+    "Spread",
+    "Unfinished",
+]
+
+MAX_LOADS: Final = 1_000
+MAX_ATTEMPTS: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """
+    Where a load stands, for whoever must decide when to speak. Sets hold ranks.
+
+    `ended` are the ranks that will say nothing more about it: finished, or their process has ended.
+    """
+
+    started: frozenset[int]
+    finished: frozenset[int]
+    failing: frozenset[int]
+    stalled: frozenset[int]
+    ended: frozenset[int]
+    world_size: int
+
+
+class Aggregator:
+    """
+    Collects events and tells what they mean. Not thread-safe: whoever feeds it from threads holds a lock.
+
+    Args:
+        order_by: how to find the first failing rank; None: by arrival where all failures came from one source, else
+            by clock.
+        max_loads: loads that are kept; beyond, the oldest is forgotten and counted in `forgotten`.
+    """
+
+    def __init__(self, order_by: OrderBy | None = None, *, max_loads: int = MAX_LOADS) -> None:
+        self.forgotten = 0
+        self._order_by = order_by
+        self._max_loads = max_loads
+        self._loads: dict[str, LoadState] = {}
+        self._attempts: dict[tuple[str, int], Attempt] = {}
+        self._count = 0
+
+    def add(self, event: Event, source: str = "") -> None:
+        """
+        Take in one event. `source` names the receiver or the file it came through: it tells whether arrival is order.
+        """
+        self._count += 1
+        attempt = self._attempt(event.identity.run_id, event.identity.attempt)
+        if isinstance(event, RunEnded):
+            attempt.over.add(event.identity.node)
+            return
+        if isinstance(event, RankEnded):
+            attempt.add(event, self._count, source)
+            return
+        load_id = event.report.load_id if isinstance(event, _LoadFinished) else event.load_id
+        state = self._loads.get(load_id)
+        if state is None:
+            while len(self._loads) >= self._max_loads:
+                del self._loads[next(iter(self._loads))]
+                self.forgotten += 1
+            state = self._loads[load_id] = LoadState(event)
+        state.add(event, self._count, source)
+
+    def _attempt(self, run_id: str, number: int) -> Attempt:
+        key = run_id, number
+        known = self._attempts.get(key)
+        if known is None:
+            while len(self._attempts) >= MAX_ATTEMPTS:
+                del self._attempts[next(iter(self._attempts))]
+            others = {at: one for (run, at), one in self._attempts.items() if run == run_id}
+            over = next(iter(others.values())).over if others else set[str]()
+            known = self._attempts[key] = Attempt(over, superseded=any(at > number for at in others))
+            for at, one in others.items():
+                one.superseded = one.superseded or at < number
+        return known
+
+    def load_ids(self) -> tuple[str, ...]:
+        """
+        The loads of which more than a stall or an end is known, in order of arrival.
+        """
+        return tuple(load_id for load_id, state in self._loads.items() if state.phases)
+
+    def loads(self, *, settled: bool = False) -> tuple[Aggregate, ...]:
+        """
+        All loads, oldest first. See `aggregate`.
+        """
+        return tuple(
+            sorted(
+                (self.aggregate(load_id, settled=settled) for load_id in self.load_ids()),
+                key=lambda load: (load.started_at, load.load_id),
+            )
+        )
+
+    def progress(self, load_id: str) -> Progress:
+        """
+        Where a load stands. Raises KeyError for a load that is not known.
+        """
+        state = self._loads[load_id]
+        story = self._story(state, None, settled=False)
+        return Progress(
+            started=frozenset(state.phases),
+            finished=frozenset(state.finished),
+            failing=frozenset(state.failures),
+            stalled=frozenset(rank for rank in state.stalls if rank not in state.finished),
+            ended=frozenset(
+                rank
+                for rank in {*range(state.world_size), *state.phases}
+                if rank in state.finished or story.is_over(rank)
+            ),
+            world_size=state.world_size,
+        )
+
+    def complete(self, load_id: str, expected: Collection[int] | None = None) -> bool:
+        """
+        Whether every expected rank (None: of the world) has finished the load or has ended. False for an unknown load.
+        """
+        state = self._loads.get(load_id)
+        if state is None or not state.phases:
+            return False
+        story = self._story(state, expected, settled=False)
+        wanted = range(state.world_size) if expected is None else expected
+        return all(rank in state.finished or story.is_over(rank) for rank in wanted)
+
+    def aggregate(
+        self, load_id: str, *, settled: bool = False, expected: Collection[int] | None = None
+    ) -> Aggregate:
+        """
+        What is known of a load now. Raises KeyError for a load that is not known.
+
+        Args:
+            settled: nothing more will come: ranks without an end are reported as such.
+            expected: the ranks that speak to this aggregator (None: all of the world). Nothing is concluded from the
+                silence of others.
+        """
+        state = self._loads[load_id]
+        story = self._story(state, expected, settled=settled)
+        return _summarise(state, story)
+
+    def _story(self, state: LoadState, expected: Collection[int] | None, *, settled: bool) -> Story:
+        attempt = self._attempts.get((state.identity.run_id, state.identity.attempt)) or Attempt(set())
+        wanted = range(state.world_size) if expected is None else expected
+        return Story(state, attempt, wanted, self._order_by, settled=settled)
+
+
+def _summarise(state: LoadState, story: Story) -> Aggregate:
+    first = story.first()
+    groups = sorted((one for one in state.sayings.values() if one.ranks), key=lambda one: min(one.ranks))
+    found = findings.collect(state, story, groups, first)
+    lead = _lead(groups, first)
+    said = lead.report if lead else None
+    reports = [lead.report, *(one.report for one in groups)] if lead else []
+    head = said or state.head
+    failed = {rank for one in groups if one.report.verdict == "failed" for rank in one.ranks}
+    failed |= {rank for rank in story.open if story.is_over(rank)} | set(state.failures)
+    return Aggregate(
+        load_id=_load_id(state),
+        run_id=state.identity.run_id,
+        attempt=state.identity.attempt,
+        ordinal=head.ordinal if head else 0,
+        framework=head.framework if head else "dcp",
+        entry_point=head.entry_point if head else "a load",
+        world_size=state.world_size,
+        ranks_reported=ranks.compact(state.finished),
+        started_at=state.first_at,
+        ended_at=max((end for _, end, _ in state.times.values()), default=state.last_at),
+        verdict=_verdict(story, groups, found, first),
+        path=next((one.path for one in reports if one.path), None) or state.paths.get(min(state.paths, default=0)),
+        format=next((one.format for one in reports if one.format), None),
+        step=next((one.step for one in reports if one.step is not None), None),
+        step_source=next((one.step_source for one in reports if one.step is not None), None),
+        error=story.error(first),
+        coverage=said.coverage if said else None,
+        utilisation=said.utilisation if said else None,
+        missing=said.missing if said else NO_KEYS,
+        unexpected=said.unexpected if said else NO_KEYS,
+        mismatched=_mismatches(said),
+        rename=said.rename if said else None,
+        findings=found,
+        groups=tuple(Group(ranks.compact(one.ranks), len(one.ranks), one.report) for one in groups),
+        unfinished=story.unfinished(),
+        failed_ranks=len(failed),
+        seconds=_seconds(state),
+        bytes_read=sum(read for _, _, read in state.times.values()),
+    )
+
+
+def _load_id(state: LoadState) -> str:
+    return state.first.report.load_id if isinstance(state.first, _LoadFinished) else state.first.load_id
+
+
+def _lead(groups: list[Saying], first: Cause | None) -> Saying | None:
+    """
+    The worst group: by verdict, by keys that did not fit, by coverage; the first failing rank's, then the largest.
+    """
+
+    def badness(one: Saying) -> tuple[float, ...]:
+        report = one.report
+        wrong = report.missing.count + sum(item.count for item in report.mismatched)
+        coverage = report.coverage.judged if report.coverage else 1.0
+        is_first = first is not None and first.rank in one.ranks
+        return SEVERITY[report.verdict], wrong, -coverage, is_first, report.unexpected.count, len(one.ranks)
+
+    return max(groups, key=badness, default=None)
+
+
+def _mismatches(report: LoadReport | None) -> Mismatches:
+    if report is None or not report.mismatched:
+        return NO_MISMATCHES
+    return Mismatches(sum(item.count for item in report.mismatched), report.mismatched)
+
+
+def _verdict(
+    story: Story, groups: list[Saying], found: tuple[RankFinding, ...], first: Cause | None
+) -> Verdict:
+    verdicts = {one.report.verdict for one in groups}
+    codes = {one.code for one in found if one.level != "info"}
+    if first is not None or codes & {"rank_killed", "rank_exited", "rank_raised"}:
+        verdicts.add("failed")
+    if "rank_absent" in codes and not story.waits:
+        verdicts.add("failed")
+    if story.waits or "rank_stalled" in codes:
+        verdicts.add("stalled")
+    if codes & {"paths_differ", "steps_differ"}:
+        verdicts.add("diverged")
+    return cast("Verdict", max(verdicts, key=SEVERITY.__getitem__, default="ok"))
+
+
+def _spread(values: dict[int, float]) -> Spread:
+    slowest = max(values, key=lambda rank: (values[rank], -rank))
+    return Spread(min(values.values()), statistics.median(values.values()), values[slowest], slowest)
+
+
+def _seconds(state: LoadState) -> Seconds | None:
+    if not state.times:
+        return None
+    total = {rank: max(0.0, ended - started) for rank, (started, ended, _) in state.times.items()}
+    phases = tuple((name, _spread(spent)) for name, spent in state.phase_seconds.items() if spent)
+    return Seconds(_spread(total), phases)

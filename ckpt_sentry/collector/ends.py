@@ -1,0 +1,333 @@
+"""
+How ranks ended, and what that means for a load: who failed first, who never came, who was stopped with the others.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from ckpt_sentry.audit import ranks
+from ckpt_sentry.audit.peers import is_loss
+from ckpt_sentry.audit.report import LoadError
+from ckpt_sentry.collector.groups import MAX_RANKS, Failure, LoadState
+from ckpt_sentry.collector.summary import JobError, OrderBy, RankFinding, Unfinished, doing
+from ckpt_sentry.telemetry.events import RankEnded
+
+GRACE: Final = 15.0
+"""Seconds between the first bad end and a SIGKILL after which the launcher is held to have sent it: torchrun waits 30
+after its SIGTERM (elastic/multiprocessing/api.py, `_close`)."""
+
+
+class End(NamedTuple):
+    """
+    The end of a worker process, with the order and the source by which it was learnt.
+    """
+
+    event: RankEnded
+    order: int
+    source: str
+
+    @property
+    def at(self) -> float:
+        return self.event.at
+
+    @property
+    def bad(self) -> bool:
+        return self.event.how != "exited" or bool(self.event.exit_code)
+
+
+@dataclass(slots=True)
+class Attempt:
+    """
+    The ends of all ranks in one attempt of a run.
+    """
+
+    over: set[str]
+    """Nodes whose launcher has seen all of its workers end; shared by the attempts of a run."""
+    ends: dict[int, End] = field(default_factory=dict)
+    superseded: bool = False
+    """A later attempt of the run has begun."""
+
+    def add(self, event: RankEnded, order: int, source: str) -> None:
+        """
+        Take in an end; the first word about a rank stays, but for one that knows the exception.
+        """
+        if not 0 <= event.identity.rank < MAX_RANKS:
+            return
+        known = self.ends.get(event.identity.rank)
+        if known is None or (event.error is not None and known.event.error is None):
+            self.ends[event.identity.rank] = End(event, order if known is None else known.order, source)
+
+
+class Cause(NamedTuple):
+    """
+    One rank's claim to be the first that failed.
+    """
+
+    rank: int
+    order: int
+    at: float
+    error: LoadError
+
+
+class Story:
+    """
+    One load seen together with the ends of its ranks.
+
+    Args:
+        state: the load.
+        attempt: the ends of the ranks in the same attempt of the run.
+        expected: the ranks whose word would have come here; nothing is concluded from the silence of others.
+        order_by: see `Aggregator`.
+        settled: nothing more will come, whatever the events say.
+    """
+
+    def __init__(
+        self,
+        state: LoadState,
+        attempt: Attempt,
+        expected: Collection[int],
+        order_by: OrderBy | None,
+        *,
+        settled: bool,
+    ) -> None:
+        self.state = state
+        self.ends = attempt.ends
+        self._over = settled or attempt.superseded
+        self._settled = settled
+        self._over_nodes = attempt.over
+        self._all_over = bool(attempt.over) and attempt.over.issuperset(state.nodes.values())
+        self.sources = {one.source for one in state.failures.values()} | {one.source for one in attempt.ends.values()}
+        self.order_by: OrderBy = order_by or ("arrival" if len(self.sources) <= 1 else "clock")
+        self.open = [rank for rank in state.phases if rank not in state.finished]
+        self.absent = [rank for rank in expected if rank not in state.phases]
+        self._own = sorted((self._when(one), rank) for rank, one in state.failures.items() if one.own)
+        self._bad = sorted((self._when(one), rank) for rank, one in attempt.ends.items() if one.bad)
+        self._first_bad_at = min((one.event.at for one in attempt.ends.values() if one.bad), default=0.0)
+
+    def _when(self, one: Failure | End | Cause) -> float:
+        return one.order if self.order_by == "arrival" else one.at
+
+    def is_over(self, rank: int) -> bool:
+        """
+        Whether this rank will say nothing more.
+        """
+        if self._over or rank in self.ends or self._all_over:
+            return True
+        return rank in self.state.nodes and self.state.nodes[rank] in self._over_nodes
+
+    def stopped(self, rank: int) -> bool:
+        """
+        Whether the launcher ended this rank because another had failed.
+        """
+        end = self.ends.get(rank)
+        if end is None or end.event.how != "killed":
+            return False
+        if end.event.signal == "SIGKILL":
+            return end.at - self._first_bad_at >= GRACE
+        earlier = (when for row in (self._own, self._bad) for when, other in row[:2] if other != rank)
+        return end.event.signal == "SIGTERM" and any(when < self._when(end) for when in earlier)
+
+    @property
+    def troubled(self) -> bool:
+        """
+        Whether something went wrong that ranks which never came could explain.
+        """
+        return bool(self.state.failures) or any(self.is_over(rank) or rank in self.state.stalls for rank in self.open)
+
+    @property
+    def waits(self) -> bool:
+        """
+        Whether ranks that live are held to hang: they have been in the load, or away from it, for too long.
+        """
+        hung = (rank for rank in (*self.open, *self.absent) if rank in self.state.stalls)
+        return self.troubled and not all(map(self.is_over, hung))
+
+    def first(self) -> Cause | None:
+        """
+        The first failing rank: by its own error or its own end; by what it was told only where there is nothing else.
+        """
+        claims = [*self._own_errors(), *self._own_ends()] or self._echoes()
+        return min(claims, key=lambda one: (self._when(one), one.rank), default=None)
+
+    def _own_errors(self) -> list[Cause]:
+        return [_claim(rank, one) for rank, one in self.state.failures.items() if one.own]
+
+    def _echoes(self) -> list[Cause]:
+        return [_claim(rank, one) for rank, one in self.state.failures.items()]
+
+    def _own_ends(self) -> list[Cause]:
+        claims = []
+        for rank in (*filter(self._left, self.open), *filter(self._guilty, self.absent)):
+            end = self.ends[rank]
+            claims.append(Cause(rank, end.order, end.at, _ended_error(end.event, self.state.phases.get(rank))))
+        return claims
+
+    def _left(self, rank: int) -> bool:
+        """
+        Whether a rank left amid the load, neither reported nor stopped.
+        """
+        return rank in self.ends and rank not in self.state.failures and not self.stopped(rank)
+
+    def _guilty(self, rank: int) -> bool:
+        """
+        Whether a rank that never came has ended in a way that explains the trouble of those that did.
+        """
+        end = self.ends.get(rank)
+        if end is None or not self.troubled or not self._collective or self.stopped(rank):
+            return False
+        if not self._own:
+            return True
+        return end.bad and not (end.event.error and is_loss(end.event.error))
+
+    def error(self, first: Cause | None) -> JobError | None:
+        """
+        The top-level error of the job.
+        """
+        if first is None:
+            return None
+        return JobError(first.error.type, first.error.message, first.error.phase, first.rank, self.order_by)
+
+    def unfinished(self) -> tuple[Unfinished, ...]:
+        """
+        Ranks without an end of the load, by where they stood and why.
+        """
+        rows: dict[tuple[str | None, str], list[int]] = defaultdict(list)
+        for rank in self.open:
+            rows[self.state.phases[rank], self._why(rank)].append(rank)
+        if self.troubled and self._collective:
+            for rank in self.absent:
+                rows[None, self._why(rank)].append(rank)
+        found = [Unfinished(ranks.compact(members), phase, why) for (phase, why), members in rows.items()]
+        return tuple(sorted(found, key=lambda row: (row.phase is None, ranks.spans(ranks.parse(row.ranks))[0])))
+
+    @property
+    def _collective(self) -> bool:
+        return self.state.framework == "dcp" or bool(self.open or self.state.stalls)
+
+    def _why(self, rank: int) -> str:
+        end = self.ends.get(rank)
+        if end is not None:
+            return "stopped by the launcher" if self.stopped(rank) else _how(end.event)
+        if rank in self.state.failures:
+            return "raised, and no report followed"
+        if self._settled and not self._over_nodes:
+            return "nothing more was heard"
+        if self.is_over(rank):
+            return "its process ended without a word"
+        return "still waiting" if rank in self.state.stalls else "under way"
+
+    def findings(self) -> list[RankFinding]:
+        """
+        What the ends tell: ranks killed, exited, raised, absent, stalled, and those that were stopped with them.
+        """
+        found: list[RankFinding] = []
+        self._ended_findings(found)
+        self._absent_findings(found)
+        self._stall_findings(found)
+        return found
+
+    def _ended_findings(self, found: list[RankFinding]) -> None:
+        stopped = [rank for rank in self.open if self.stopped(rank) and rank not in self.state.failures]
+        found += _by(stopped, lambda rank: ("peer_failed", "was stopped by the launcher " + self._doing(rank)), "info")
+        silent = set(self.open).difference(self.state.failures, stopped)
+        found += _by(filter(self.is_over, sorted(silent)), self._ending, "error", _NEXT)
+
+    def _ending(self, rank: int) -> tuple[str, str]:
+        end = self.ends.get(rank)
+        if end is None and self._settled and not self._over_nodes:
+            return "rank_stalled", f"was last heard of {self._doing(rank)}"
+        if end is None:
+            return "rank_exited", f"ended {self._doing(rank)}, without a word"
+        code = {"killed": "rank_killed", "raised": "rank_raised"}.get(end.event.how, "rank_exited")
+        return code, f"{_was(end.event)} {self._doing(rank)}"
+
+    def _absent_findings(self, found: list[RankFinding]) -> None:
+        if not self.troubled:
+            return
+        guilty = [rank for rank in self.absent if self._guilty(rank)]
+        alive = [rank for rank in self.absent if rank not in set(guilty) and self._missed(rank)]
+        found += _by(guilty, lambda rank: ("rank_absent", f"never came to this load: it {_was(self.ends[rank].event)}"), "error")
+        killed = (rank for rank in guilty if self.ends[rank].event.how == "killed")
+        found += _by(killed, lambda rank: ("rank_killed", f"{_was(self.ends[rank].event)} {doing(None)}"), "error", _NEXT)
+        found += _by(alive, self._absence, "error", _NEXT)
+
+    def _missed(self, rank: int) -> bool:
+        if rank in self.state.stalls:
+            return True
+        return self._collective and not self._own and (self.is_over(rank) or bool(self.state.stalls))
+
+    def _absence(self, rank: int) -> tuple[str, str]:
+        stall = self.state.stalls.get(rank)
+        text = "never came to this load" if self.is_over(rank) else "has not come to this load"
+        return "rank_absent", text + (f"; its stack:\n{stall.stack.rstrip()}" if stall and stall.stack else "")
+
+    def _stall_findings(self, found: list[RankFinding]) -> None:
+        waiting = (rank for rank in self.open if rank in self.state.stalls and not self.is_over(rank))
+        found += _by(waiting, self._waiting, "error")
+
+    def _waiting(self, rank: int) -> tuple[str, str]:
+        stall = self.state.stalls[rank]
+        seconds = max(0.0, stall.at - stall.since)
+        # Whole seconds, and coarse ones for long waits: ranks that wait for the same thing should fall together.
+        shown = round(seconds, -1) if seconds >= 100 else round(seconds)  # noqa: PLR2004
+        return "rank_stalled", f"waits {self._doing(rank)} for {shown:.0f} s; its stack:\n{stall.stack.rstrip()}"
+
+    def _doing(self, rank: int) -> str:
+        return doing(self.state.phases.get(rank))
+
+
+_NEXT: Final[dict[str, str]] = {
+    "rank_killed": "SIGKILL without an operator is mostly the out-of-memory killer: see `dmesg -T` on its node",
+    "rank_absent": "find out what that rank does instead of loading: every rank must make this call",
+    "rank_exited": "see that rank's own output for why it left",
+}
+
+
+def _claim(rank: int, failure: Failure) -> Cause:
+    return Cause(rank, failure.order, failure.at, failure.error)
+
+
+def _how(event: RankEnded) -> str:
+    if event.how == "killed":
+        return f"killed by {event.signal or 'a signal'}"
+    if event.error is not None:
+        return f"raised {event.error.type}: {event.error.message}".rstrip(": ")
+    return f"exited with code {event.exit_code if event.exit_code is not None else 'unknown'}"
+
+
+def _was(event: RankEnded) -> str:
+    return f"was {_how(event)}" if event.how == "killed" else _how(event)
+
+
+def _ended_error(event: RankEnded, phase: str | None) -> LoadError:
+    if event.error is not None:
+        return LoadError(event.error.type, event.error.message, event.error.phase or phase)
+    kind = (event.signal or "signal") if event.how == "killed" else "SystemExit"
+    return LoadError(kind, _how(event), phase)
+
+
+def _by(
+    members: Iterable[int],
+    say: Callable[[int], tuple[str, str]],
+    level: str,
+    steps: dict[str, str] | None = None,
+) -> list[RankFinding]:
+    """
+    Findings for ranks, one for all that say the same; the text names the ranks.
+    """
+    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for rank in members:
+        groups[say(rank)].append(rank)
+    found = []
+    for (code, text), some in groups.items():
+        names = ranks.compact(some)
+        who = f"rank {names}" if len(some) == 1 else f"ranks {names}"
+        step = (steps or {}).get(code)
+        if code == "rank_killed" and "SIGKILL" not in text:
+            step = None
+        found.append(RankFinding(code, level, names, f"{who} {text}", step))  # type: ignore[arg-type]
+    return found

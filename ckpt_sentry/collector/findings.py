@@ -1,0 +1,148 @@
+"""
+The findings of a job: those of the ranks merged, those that only a look at all ranks can make, the cause first.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Final
+
+from ckpt_sentry.audit import ranks
+from ckpt_sentry.audit.report import Level
+from ckpt_sentry.collector.ends import Cause, Story
+from ckpt_sentry.collector.groups import LoadState, Saying, anonymous
+from ckpt_sentry.collector.summary import LEVELS, RankFinding
+
+MAX_FINDINGS: Final = 200
+
+_FIRST: Final = (
+    "rank_killed", "rank_absent", "rank_exited", "rank_stalled",
+    "path_missing", "path_is_file", "no_checkpoint_files", "metadata_missing", "metadata_unreadable",
+    "rank_local_metadata", "permission_denied", "disk_full", "shard_missing", "shard_truncated", "shard_empty",
+    "renamed_keys", "flat_optimizer", "optimizer_class_changed", "no_overlap",
+    "values_not_loaded", "tied_weights_lost", "non_finite_values", "meta_left", "paths_differ", "steps_differ",
+    "shape_mismatch", "type_mismatch", "missing_keys",
+)  # fmt: skip
+_LAST: Final = ("low_coverage", "dtype_cast", "unexpected_keys", "rank_raised", "key_sets_differ", "peer_failed", "left_out")
+_ORDER: Final = {code: place for place, code in enumerate((*_FIRST, None, *_LAST))}
+"""Causes before their effects: a rename explains missing keys, a missing folder explains everything."""
+
+
+def collect(state: LoadState, story: Story, groups: list[Saying], first: Cause | None) -> tuple[RankFinding, ...]:
+    """
+    All findings of a load, sorted: by level, what the first failing rank says before others, causes before effects.
+    """
+    found = [*merged(groups), *story.findings(), *divergence(state, groups)]
+    found += _unexplained(state, found)
+    lead = first.rank if first else None
+
+    def order(one: RankFinding) -> tuple[object, ...]:
+        told = one.code == "peer_failed"
+        elsewhere = lead is not None and lead not in _members(one)
+        return LEVELS[one.level], told, elsewhere, _ORDER.get(one.code, _ORDER[None]), one.code, one.text, one.ranks
+
+    found.sort(key=order)
+    if state.left_out or len(found) > MAX_FINDINGS:
+        text = f"left out: {state.left_out:,} events or reports and {max(0, len(found) - MAX_FINDINGS):,} findings"
+        found = [*found[:MAX_FINDINGS], RankFinding("left_out", "info", "", text)]
+    return tuple(found)
+
+
+def _members(found: RankFinding) -> frozenset[int]:
+    return frozenset(ranks.parse(found.ranks))
+
+
+def merged(groups: list[Saying]) -> list[RankFinding]:
+    """
+    The ranks' own findings, each once with the ranks that have it.
+    """
+    rows: dict[tuple[str, str], tuple[list[Level], set[int], str, str | None]] = {}
+    for group in groups:
+        for one in group.report.findings:
+            key = one.code, anonymous(one.text, group.report.identity.rank)
+            levels, members, _, _ = rows.setdefault(key, ([], set(), one.text, one.next))
+            levels.append(one.level)
+            members |= group.ranks
+    return [
+        RankFinding(code, min(levels, key=LEVELS.__getitem__), ranks.compact(members), text, step)
+        for (code, _), (levels, members, text, step) in rows.items()
+    ]
+
+
+def divergence(state: LoadState, groups: list[Saying]) -> list[RankFinding]:
+    """
+    What ranks do differently: paths, steps, sets of keys.
+    """
+    found: list[RankFinding] = []
+    if state.framework in ("dcp", "accelerate"):
+        paths = _sorted_by_value(state.paths)
+        if len(paths) > 1:
+            found.append(_differ("paths_differ", "ranks load different paths", paths, "give every rank the same path"))
+    steps = _sorted_by_value(
+        {rank: f"step {one.report.step}" for one in groups if one.report.step is not None for rank in one.ranks}
+    )
+    if len(steps) > 1:
+        found.append(_differ("steps_differ", "ranks load different steps", steps, None))
+    return found + _key_sets(groups)
+
+
+def _sorted_by_value(values: Mapping[int, str]) -> dict[str, list[int]]:
+    rows: dict[str, list[int]] = defaultdict(list)
+    for rank, value in values.items():
+        rows[value].append(rank)
+    return dict(sorted(rows.items(), key=lambda row: min(row[1])))
+
+
+def _differ(code: str, what: str, rows: dict[str, list[int]], step: str | None) -> RankFinding:
+    some = [f"{value} (rank{'s'[: len(row) > 1]} {ranks.compact(row)})" for value, row in list(rows.items())[:4]]
+    more = f" and {len(rows) - 4} others" if len(rows) > 4 else ""  # noqa: PLR2004
+    everyone = ranks.compact(rank for row in rows.values() for rank in row)
+    return RankFinding(code, "warning", everyone, f"{what}: {', '.join(some)}{more}", step)
+
+
+def _key_sets(groups: list[Saying]) -> list[RankFinding]:
+    digests: dict[str, set[int]] = defaultdict(set)
+    sizes: dict[str, int] = {}
+    for one in groups:
+        if one.report.key_digest is not None:
+            digests[one.report.key_digest] |= one.ranks
+            if one.report.model is not None:
+                sizes[one.report.key_digest] = one.report.model.keys
+    if len(digests) < 2:  # noqa: PLR2004
+        return []
+    rows = sorted(digests.items(), key=lambda row: (-len(row[1]), min(row[1])))
+    minority = ranks.compact(rank for _, members in rows[1:] for rank in members)
+    some = [_asks(members, sizes.get(digest)) for digest, members in rows[:4]]
+    more = f" and {len(rows) - 4} other sets" if len(rows) > 4 else ""  # noqa: PLR2004
+    text = f"ranks ask for different keys, as pipeline stages do: {', '.join(some)}{more}"
+    return [RankFinding("key_sets_differ", "info", minority, text)]
+
+
+def _asks(members: set[int], keys: int | None) -> str:
+    names = ranks.compact(members)
+    who = f"rank {names}" if len(members) == 1 else f"ranks {names}"
+    return f"{who} for {keys:,}" if keys is not None else who
+
+
+def _unexplained(state: LoadState, found: list[RankFinding]) -> list[RankFinding]:
+    """
+    A `rank_raised` for ranks whose own error no finding of theirs explains, or whose report never came.
+
+    Errors that only echo another's end count where nothing else explains the failure.
+    """
+    explained = set[int]()
+    for one in found:
+        if one.level == "error" and one.code != "peer_failed":
+            explained |= _members(one)
+    own = {rank: failure for rank, failure in state.failures.items() if failure.own and rank not in explained}
+    if not own and not any(one.level == "error" for one in found):
+        own = state.failures
+    rows: dict[tuple[str, str, str | None], list[int]] = defaultdict(list)
+    texts: dict[tuple[str, str, str | None], str] = {}
+    for rank, failure in own.items():
+        error = failure.error
+        key = error.type, anonymous(error.message, rank), error.phase
+        rows[key].append(rank)
+        texts.setdefault(key, f"{error.type}: {error.message}".rstrip(": "))
+    return [RankFinding("rank_raised", "error", ranks.compact(row), texts[key]) for key, row in rows.items()]

@@ -1,0 +1,236 @@
+"""
+The state of one load while events arrive: who started, who stands where, and the distinct things that ranks say.
+
+Memory grows with distinct reports; a rank costs a few numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from ckpt_sentry.audit.peers import is_loss
+from ckpt_sentry.audit.report import Finding, Framework, Identity, LoadError, LoadReport
+from ckpt_sentry.collector.summary import SEVERITY
+from ckpt_sentry.telemetry.events import LoadFailing, LoadFinished, LoadStalled, LoadStarted, PhaseEntered
+
+LoadEvent = LoadStarted | PhaseEntered | LoadFailing | LoadFinished | LoadStalled
+
+FIRST_PHASE: Final = "setup"
+MAX_RANKS: Final = 1 << 18
+MAX_GROUPS: Final = 512
+MAX_STACKS: Final = 64
+MAX_STACK_CHARS: Final = 8_000
+MAX_PHASES: Final = 64
+
+_NOBODY: Final = Identity(run_id="")
+_ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]+|\[[0-9a-fA-F:]{2,45}\]|\b\d{1,3}(?:\.\d{1,3}){3}|:\d{2,5}\b")
+
+
+def anonymous(text: str, rank: int) -> str:
+    """
+    A text without what differs from rank to rank and is no fact: object and network addresses, the speaker's own rank.
+    """
+    text = _ADDRESS.sub("@", text)
+    return re.sub(rf"(?i)\brank[ :=]*{rank}\b", "rank @", text)
+
+
+def same_saying(report: LoadReport) -> LoadReport:
+    """
+    The report without who, when and how long: equal for two ranks exactly when they say the same.
+    """
+    error = report.error
+    return replace(
+        report,
+        identity=_NOBODY,
+        started_at=0.0,
+        ended_at=0.0,
+        bytes_read=0,
+        phases=(),
+        error=error and replace(error, message=anonymous(error.message, report.identity.rank)),
+        findings=tuple(replace(found, text=anonymous(found.text, report.identity.rank)) for found in report.findings),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """
+    The first error of a rank: when it arrived (`order`), and when its clock said it was.
+
+    `own` is False where the rank only passes on what befell another.
+    """
+
+    order: int
+    at: float
+    source: str
+    error: LoadError
+    own: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """
+    Where a rank stood when the load had lasted too long. `since` is seconds since the epoch.
+    """
+
+    phase: str | None
+    since: float
+    at: float
+    stack: str
+
+
+@dataclass(slots=True)
+class Saying:
+    """
+    A distinct report and the ranks that gave it.
+    """
+
+    report: LoadReport
+    ranks: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class LoadState:
+    """
+    What is known of one load. `add` takes its events in any order; a repeated event changes nothing.
+    """
+
+    first: LoadEvent
+    phases: dict[int, str] = field(default_factory=dict)
+    """Ranks that have come to the load, with the last phase they entered."""
+    failures: dict[int, Failure] = field(default_factory=dict)
+    stalls: dict[int, Stall] = field(default_factory=dict)
+    finished: dict[int, Saying] = field(default_factory=dict)
+    times: dict[int, tuple[float, float, int]] = field(default_factory=dict)
+    phase_seconds: dict[str, dict[int, float]] = field(default_factory=dict)
+    sayings: dict[LoadReport, Saying] = field(default_factory=dict)
+    nodes: dict[int, str] = field(default_factory=dict)
+    paths: dict[int, str] = field(default_factory=dict)
+    world_size: int = 1
+    last_at: float = 0.0
+    first_at: float = float("inf")
+    head: LoadStarted | LoadReport | None = None
+    left_out: int = 0
+    _shared: dict[str, str] = field(default_factory=dict)
+    _phase_at: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def identity(self) -> Identity:
+        return self.first.identity
+
+    @property
+    def framework(self) -> Framework:
+        return self.head.framework if self.head else "dcp"
+
+    def add(self, event: LoadEvent, order: int, source: str) -> None:
+        """
+        Take in one event of this load.
+        """
+        rank = event.identity.rank
+        if not 0 <= rank < MAX_RANKS:
+            self.left_out += 1
+            return
+        self.nodes[rank] = self._share(event.identity.node)
+        self.world_size = max(self.world_size, min(event.identity.world_size, MAX_RANKS), rank + 1)
+        self.last_at = max(self.last_at, event.at)
+        if isinstance(event, LoadStalled):
+            self._stalled(rank, event)
+            return
+        self.first_at = min(self.first_at, event.at)
+        self.phases.setdefault(rank, FIRST_PHASE)
+        if isinstance(event, LoadStarted):
+            self._started(rank, event)
+        elif isinstance(event, PhaseEntered):
+            if event.at >= self._phase_at.get(rank, 0.0):
+                self._phase_at[rank] = event.at
+                self.phases[rank] = self._share(event.phase)
+        elif isinstance(event, LoadFailing):
+            self._failing(rank, Failure(order, event.at, source, event.error, not is_loss(event.error)))
+        else:
+            self._finished(rank, event, order, source)
+
+    def _started(self, rank: int, event: LoadStarted) -> None:
+        self.head = self.head or event
+        if event.path is not None:
+            self.paths[rank] = self._share(event.path)
+
+    def _stalled(self, rank: int, event: LoadStalled) -> None:
+        if event.phase is not None:
+            self.phases.setdefault(rank, self._share(event.phase))
+        known = self.stalls.get(rank)
+        if known is None or event.at >= known.at:
+            stack = self._share(event.stack[-MAX_STACK_CHARS:], MAX_STACKS)
+            self.stalls[rank] = Stall(event.phase, event.since, event.at, stack)
+
+    def _failing(self, rank: int, failure: Failure) -> None:
+        known = self.failures.get(rank)
+        if known is None or (failure.own and not known.own):
+            error = replace(failure.error, message=self._share(failure.error.message, MAX_GROUPS))
+            self.failures[rank] = replace(failure, error=error)
+
+    def _finished(self, rank: int, event: LoadFinished, order: int, source: str) -> None:
+        report = event.report
+        known = self.finished.get(rank)
+        if known is not None and self._rank_of(known.report, rank) >= (SEVERITY[report.verdict], report.ended_at):
+            return
+        if known is not None:
+            known.ranks.discard(rank)
+        self.finished[rank] = self._saying(report, rank)
+        self.head = report if not isinstance(self.head, LoadReport) else self.head
+        self.times[rank] = (report.started_at, report.ended_at, report.bytes_read)
+        if report.path is not None:
+            self.paths[rank] = self._share(report.path)
+        for phase in report.phases[:MAX_PHASES]:
+            if phase.name in self.phase_seconds or len(self.phase_seconds) < MAX_PHASES:
+                spent = self.phase_seconds.setdefault(phase.name, {})
+                spent[rank] = phase.seconds
+        if report.error is not None:
+            own = not is_loss(report.error) and not any(found.code == "peer_failed" for found in report.findings)
+            self._failing(rank, Failure(order, event.at, source, report.error, own))
+
+    def _rank_of(self, report: LoadReport, rank: int) -> tuple[int, float]:
+        return SEVERITY[report.verdict], self.times[rank][1]
+
+    def _saying(self, report: LoadReport, rank: int) -> Saying:
+        key = same_saying(report)
+        saying = self.sayings.get(key)
+        if saying is None and len(self.sayings) >= MAX_GROUPS:
+            self.left_out += 1
+            key = same_saying(_short(report))
+            saying = self.sayings.get(key)
+        if saying is None:
+            saying = self.sayings[key] = Saying(report)
+        saying.ranks.add(rank)
+        if rank <= saying.report.identity.rank:
+            saying.report = report
+        return saying
+
+    def _share(self, text: str, limit: int = 4096) -> str:
+        """
+        One object for equal texts; beyond `limit` distinct ones the text is kept short instead.
+        """
+        shared = self._shared.get(text)
+        if shared is None:
+            if len(self._shared) >= limit:
+                text = text[:200]
+            shared = self._shared.setdefault(text, text)
+        return shared
+
+
+def _short(report: LoadReport) -> LoadReport:
+    """
+    The least that a report says, for a load in which too many different things are said.
+    """
+    text = "too many different reports in this load: this one was cut to its verdict"
+    return LoadReport(
+        load_id=report.load_id,
+        ordinal=report.ordinal,
+        identity=report.identity,
+        framework=report.framework,
+        entry_point=report.entry_point,
+        verdict=report.verdict,
+        started_at=report.started_at,
+        ended_at=report.ended_at,
+        findings=(Finding("left_out", "info", text),),
+    )
