@@ -1,0 +1,195 @@
+"""
+`ckpt-sentry status`: how the agent gets into a process here, its settings, and what became of each patch.
+
+Reads only; nothing of torch is imported unless `--probe` asks for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import os
+import platform
+import site
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from ckpt_sentry import __version__, _startup, config, hooks, launch
+
+SCHEMA = "ckpt_sentry.status/1"
+HOSTS = ("torch", "accelerate", "transformers", "safetensors", "structlog", "opentelemetry-sdk")
+_PTH = "ckpt_sentry.pth"
+_GROUP = "opentelemetry_instrumentor"
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """
+    One way into a process. "in force": it has started the agent in this very process; "ready": it would, `detail` says
+    when; "missing": it cannot here, `detail` says why.
+    """
+
+    name: str
+    state: Literal["in force", "ready", "missing"]
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """
+    Everything that the command shows. `patches` is None where neither the agent is on nor a probe was asked for.
+    """
+
+    version: str
+    python: str
+    prefix: str
+    mode: str
+    hosts: dict[str, str | None]
+    ways: tuple[Way, ...]
+    settings: tuple[config.Origin, ...]
+    problems: tuple[str, ...]
+    patches: tuple[hooks.PatchStatus, ...] | None
+
+
+@click.command("status", short_help="Show how the agent gets into a process, its settings and its patches.")
+@click.option("--probe", is_flag=True, help="Import the host libraries and apply every patch here.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(*, probe: bool, as_json: bool) -> None:
+    """Show how the agent gets into a process here, its settings, and each patch.
+
+    A patch is applied, absent (this version of the library has no such function), version-gated, failed, or waiting
+    for its library to be imported.
+    """
+    found = collect(patches=probed() if probe else registered())
+    click.echo(json.dumps(document(found), indent=2) if as_json else text(found))
+
+
+def collect(patches: tuple[hooks.PatchStatus, ...] | None) -> Status:
+    """
+    Look at this process and its environment.
+    """
+    settings = config.Settings.from_env()
+    return Status(
+        version=__version__,
+        python=platform.python_version(),
+        prefix=sys.prefix,
+        mode=settings.mode,
+        hosts={name: _version(name) for name in HOSTS},
+        ways=ways(),
+        settings=config.origins(),
+        problems=settings.problems,
+        patches=patches,
+    )
+
+
+def registered() -> tuple[hooks.PatchStatus, ...] | None:
+    """
+    The patches of this process as they are; None where the agent is off.
+    """
+    return hooks.status() if hooks.installed() else None
+
+
+def probed() -> tuple[hooks.PatchStatus, ...]:
+    """
+    The patches after an import of every host module, in this process. A module that cannot be imported is "absent".
+    """
+    hooks.install()
+    missing: dict[str, str] = {}
+    for module in dict.fromkeys(module for module, _ in hooks.TARGETS):
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            missing[module] = f"{type(error).__name__}: {error}"
+    return tuple(
+        status._replace(state=hooks.ABSENT, detail=missing[status.attribute]) if status.attribute in missing else status
+        for status in hooks.status()
+    )
+
+
+def ways() -> tuple[Way, ...]:
+    """
+    The four ways, as they stand in this interpreter.
+    """
+    return (_site_way(), _run_way(), _code_way(), _opentelemetry_way())
+
+
+def _site_way() -> Way:
+    folders = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
+    found = next((folder for folder in folders if Path(folder, _PTH).is_file()), None)
+    if found is None:
+        return Way("site", "missing", f"no {_PTH} in a folder that Python scans at start-up: use `ckpt-sentry run`")
+    state: Literal["in force", "ready"] = "in force" if _startup.SITE in _startup.ways() else "ready"
+    return Way("site", state, f"{Path(found, _PTH)}, where CKPT_SENTRY is set")
+
+
+def _run_way() -> Way:
+    if _startup.RUN in _startup.ways():
+        return Way("run", "in force", f"{launch.BOOTSTRAP} is on PYTHONPATH")
+    return Way("run", "ready", "`ckpt-sentry run -- COMMAND`")
+
+
+def _code_way() -> Way:
+    return Way("code", "ready", "`ckpt_sentry.install()`")
+
+
+def _opentelemetry_way() -> Way:
+    if _version("opentelemetry-instrumentation") is None:
+        return Way("opentelemetry", "missing", "opentelemetry-instrumentation is not installed")
+    if not any(entry.name == "ckpt_sentry" for entry in importlib.metadata.entry_points(group=_GROUP)):
+        return Way("opentelemetry", "missing", f"ckpt-sentry is not installed with its entry point {_GROUP}")
+    state: Literal["in force", "ready"] = "in force" if _startup.OPENTELEMETRY in _startup.ways() else "ready"
+    return Way("opentelemetry", state, "`opentelemetry-instrument COMMAND`")
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def document(status: Status) -> dict[str, object]:
+    """
+    The status as plain data for `--json`.
+    """
+    patches = None if status.patches is None else [patch._asdict() for patch in status.patches]
+    return {"schema": SCHEMA, **asdict(status), "patches": patches}
+
+
+def text(status: Status) -> str:
+    """
+    The status for people: one section after the other, columns aligned.
+    """
+    hosts = " · ".join(f"{name} {version}" for name, version in status.hosts.items() if version is not None)
+    off = " (set CKPT_SENTRY=1)" if status.mode == "off" and not os.environ.get(config.PREFIX) else ""
+    lines = [
+        f"ckpt-sentry {status.version} · Python {status.python} · {status.prefix}",
+        hosts,
+        "",
+        f"mode      {status.mode}{off}",
+        *_section("ways", [(way.name, way.state, way.detail) for way in status.ways]),
+        *_section("settings", [(item.name, config.printable(item.value), item.source) for item in status.settings]),
+    ]
+    lines += _section("problems", [(problem,) for problem in status.problems])
+    if status.patches is None:
+        lines += [
+            "",
+            "patches",
+            "  none, for the agent is off here; `ckpt-sentry status --probe` shows what there would be",
+        ]
+    else:
+        lines += _section("patches", [(patch.attribute, patch.state, patch.detail) for patch in status.patches])
+    return "\n".join(lines)
+
+
+def _section(title: str, rows: list[tuple[str, ...]]) -> list[str]:
+    if not rows:
+        return []
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    aligned = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return ["", title, *(f"  {line}".rstrip() for line in aligned)]
