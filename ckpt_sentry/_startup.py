@@ -25,7 +25,7 @@ _ways: list[str] = []
 
 def start() -> None:
     """
-    Start at interpreter start-up, as `site` asks for it: by a line of the `.pth` file or, from Python 3.15, the `.start` file.
+    Start as `site` asks for it: by the line of the `.pth` file or, from Python 3.15, by the `.start` file.
 
     In a virtual environment `site` comes here twice.
     """

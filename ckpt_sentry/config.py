@@ -33,6 +33,7 @@ _MODES = {"": "off", "0": "off", "off": "off", "false": "off", "no": "off"} | {
     "strict": "strict",
 }
 _LONGEST_VALUE = 60
+_HIGHEST_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class Settings:
             try:
                 fields[variable.field] = variable.read(text.strip())
             except ValueError as error:
-                problems.append(f"{variable.name}={_shown(text)} {error}; {variable.default} is used")
+                problems.append(f'{variable.name}="{_cut(text)}" {error}; {variable.default} is used')
         if problems and environ.get(PREFIX) is not None and "mode" not in fields:
             # Whoever sets the switch to a word that we do not know wants the agent, not silence.
             fields["mode"] = "on"
@@ -166,23 +167,20 @@ def origins(environ: Mapping[str, str] = os.environ) -> tuple[Origin, ...]:
     Every variable that people may set, with its value in force and the source of it.
     """
     found = Settings.from_env(environ)
-    defaults = Settings()
     return tuple(
         Origin(
             variable.name,
             _text(getattr(found, variable.field)),
-            "environment"
-            if variable.name in environ and _accepted(variable, environ[variable.name])
-            else "default"
-            if getattr(found, variable.field) == getattr(defaults, variable.field)
-            else "environment",
+            "environment" if _accepted(variable, environ.get(variable.name)) else "default",
         )
         for variable in VARIABLES
         if not variable.internal
     )
 
 
-def _accepted(variable: Variable, text: str) -> bool:
+def _accepted(variable: Variable, text: str | None) -> bool:
+    if text is None:
+        return False
     try:
         variable.read(text.strip())
     except ValueError:
@@ -217,13 +215,16 @@ def _unknown(name: str) -> str:
     return f"{_cut(name)} is not a setting{hint}"
 
 
-def _shown(text: str) -> str:
-    return '"' + _cut(text) + '"'
-
-
 def _cut(text: str) -> str:
-    plain = text.encode("unicode_escape").decode("ascii")
+    plain = printable(text)
     return plain if len(plain) <= _LONGEST_VALUE else plain[: _LONGEST_VALUE - 1] + "…"
+
+
+def printable(text: str) -> str:
+    """
+    The text with everything that could steer a terminal written as an escape.
+    """
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def _choice(*words: str) -> Callable[[str], str]:
@@ -281,7 +282,7 @@ def _address(text: str) -> str | None:
     if not text:
         return None
     host, _, port = text.removeprefix("http://").removeprefix("https://").rstrip("/").rpartition(":")
-    if not (host and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+    if not (host and port.isascii() and port.isdigit() and 0 < int(port) <= _HIGHEST_PORT):
         message = "is no address of the form HOST:PORT"
         raise ValueError(message)
     return text
@@ -360,9 +361,13 @@ VARIABLES: tuple[Variable, ...] = (
         "a `ckpt-sentry collect` that gets every report of this job",
         _address,
     ),
-    Variable("CKPT_SENTRY_RECEIVER", "receiver", "127.0.0.1:PORT", "none", "the launcher's receiver", _address, internal=True),
+    Variable(
+        "CKPT_SENTRY_RECEIVER", "receiver", "127.0.0.1:PORT", "none", "the launcher's receiver", _address, internal=True
+    ),
     Variable("CKPT_SENTRY_TOKEN", "token", "text", "none", "what the receiver asks for", _optional, internal=True),
-    Variable("CKPT_SENTRY_RUN_ID", "run_id", "text", "none", "the run that this process is part of", _optional, internal=True),
+    Variable(
+        "CKPT_SENTRY_RUN_ID", "run_id", "text", "none", "the run that this process is part of", _optional, internal=True
+    ),
 )
 
 _UNREAD = {

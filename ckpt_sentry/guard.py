@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, ParamSpec, TypeVar
 
-    from ckpt_sentry.hooks import Patch, Wrap
+    from ckpt_sentry.patches import Patch, Wrap
 
     P = ParamSpec("P")
     T = TypeVar("T")
@@ -108,7 +108,6 @@ def log(point: str, error: Exception) -> None:
     logger = logging.getLogger("ckpt_sentry")
     if point not in _said:
         _said.add(point)
-        logger.warning(
-            "ckpt_sentry: own error in %s, the job goes on without this part: %s: %s", point, type(error).__name__, error
-        )
+        what = type(error).__name__
+        logger.warning("ckpt_sentry: own error in %s, the job goes on without this part: %s: %s", point, what, error)
     logger.debug("ckpt_sentry: own error in %s", point, exc_info=error)

@@ -17,13 +17,14 @@ from collections import namedtuple
 from types import ModuleType
 
 from ckpt_sentry import guard, patches, postimport
+from ckpt_sentry.patches import Patch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any, NamedTuple
 
-    from ckpt_sentry.patches import Patch, Wrap
+    from ckpt_sentry.patches import Wrap
 
     class PatchStatus(NamedTuple):
         """At run time a plain `namedtuple`, which spares the import of `typing`."""
@@ -42,6 +43,24 @@ What became of one patch.
 `state` is one of `APPLIED`, `ABSENT` (this version of the host has no such attribute), `GATED` (left alone on
 purpose, `detail` says why), `FAILED` (`detail` is the error) and `WAITING` (the host module is not imported yet).
 """
+
+__all__ = [
+    "ABSENT",
+    "APPLIED",
+    "FAILED",
+    "GATED",
+    "TARGETS",
+    "WAITING",
+    "Patch",
+    "PatchStatus",
+    "gate",
+    "install",
+    "installed",
+    "patch",
+    "status",
+    "uninstall",
+    "when_imported",
+]
 
 APPLIED = "applied"
 ABSENT = "absent"
@@ -162,7 +181,7 @@ def _when_imported(module: str, action: Callable[[ModuleType], object], target: 
     `target` names the entry of `TARGETS` that this is: its status is kept under the name of the host module.
     """
 
-    def run(host: ModuleType, late: bool) -> None:
+    def run(host: ModuleType, *, late: bool) -> None:
         first_new = len(_ledger)
         try:
             action(host)
@@ -201,10 +220,11 @@ def _note(target: str, name: str, state: str, detail: str) -> None:
 
 def _settle(target: str, module: str) -> None:
     """
-    From here on the single patches speak for this target.
+    From here on the single patches speak for this target, unless another part of it has failed on the same module.
     """
     with _lock:
-        _statuses.pop((target, module), None)
+        if (target, module) in _statuses and _statuses[target, module].state == WAITING:
+            del _statuses[target, module]
 
 
 def _report(point: str, error: Exception) -> None:

@@ -14,11 +14,16 @@ from types import ModuleType
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from importlib.machinery import ModuleSpec
-    from typing import Any
+    from typing import Any, Protocol
 
-    Action = Callable[[ModuleType, bool], None]
+    class Action(Protocol):
+        """
+        What is called with the module; `late` if it had been imported before anybody waited for it.
+        """
+
+        def __call__(self, module: ModuleType, /, *, late: bool) -> None: ...
+
 
 _awaited: dict[str, list[Action]] = {}
 _lock = _thread.allocate_lock()
@@ -26,9 +31,9 @@ _lock = _thread.allocate_lock()
 
 def when_imported(module: str, action: Action) -> None:
     """
-    Call `action(module, late)` after each execution of the module: its import, and its reloads.
+    Call `action(module, late=False)` after each execution of the module: its import, and its reloads.
 
-    If it is there already, it is called at once with `late` true. `action` must not raise.
+    If it is there already, it is called at once, with `late=True`. `action` must not raise.
     """
     with _lock:
         _awaited.setdefault(module, []).append(action)
@@ -38,7 +43,7 @@ def when_imported(module: str, action: Action) -> None:
         try:
             # Waits for another thread that is importing it at this moment, and is free where it is complete.
             __import__(module)
-            action(sys.modules[module], True)
+            action(sys.modules[module], late=True)
         except Exception:
             return
 
@@ -121,4 +126,4 @@ def _arm(loader: Any) -> None:
 def _executed(module: ModuleType) -> None:
     # Outside the lock: an action imports, and an import may wait for a thread that waits for us.
     for action in list(_awaited.get(module.__name__, ())):
-        action(module, False)
+        action(module, late=False)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import sys
 
-
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
