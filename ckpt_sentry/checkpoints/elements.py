@@ -1,0 +1,218 @@
+"""
+Where single elements of a tensor lie in a file, and how their bytes become numbers.
+
+A proof compares a few values of a model with the checkpoint's. So that both sides look at the same elements, the choice
+of indices is a pure function (`sample_indices`), and reading costs one `pread` for each, whatever the tensor's size.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, NamedTuple
+
+from ckpt_sentry.audit.report import Shape
+
+SAMPLE_COUNT: Final = 64
+"""Elements that a proof looks at in each tensor."""
+
+_LOCAL_HEADER: Final = struct.Struct("<26xHH")
+_SPAN: Final = 16384
+"""Bytes up to which one read of everything is cheaper than one read for each element."""
+
+
+class Sample(NamedTuple):
+    """
+    Flat (row-major) indices into a tensor, ascending, and the values there.
+    """
+
+    indices: tuple[int, ...]
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """
+    Where a tensor's elements lie: `offset` in bytes, `strides` in elements (None for a contiguous tensor).
+
+    `offset` counts from the start of the file, or, where `record` is given, from the data of the uncompressed zip
+    record whose local header lies at `record`. It is None where the elements cannot be reached in place: compressed,
+    sparse, quantized, big-endian.
+    """
+
+    file: str
+    dtype: str
+    shape: Shape
+    offset: int | None
+    strides: tuple[int, ...] | None = None
+    record: int | None = None
+
+
+def element_count(shape: Shape) -> int:
+    """
+    Return the number of elements of a tensor of this shape.
+    """
+    return math.prod(shape)
+
+
+def contiguous_strides(shape: Shape) -> tuple[int, ...]:
+    """
+    Return the strides, in elements, of a row-major tensor of this shape.
+    """
+    strides = [1] * len(shape)
+    for axis in range(len(shape) - 2, -1, -1):
+        strides[axis] = strides[axis + 1] * shape[axis + 1]
+    return tuple(strides)
+
+
+def sample_indices(numel: int, count: int = SAMPLE_COUNT) -> tuple[int, ...]:
+    """
+    Return at most `count` distinct flat indices below `numel`, ascending, the first and the last among them.
+
+    They are spread evenly over `numel - 1`, not over `numel`: with sizes that are powers of two the latter would look
+    at a single column of a matrix.
+    """
+    if count <= 0 or numel <= 0:
+        return ()
+    if numel <= count:
+        return tuple(range(numel))
+    if count == 1:
+        return (0,)
+    return tuple(i * (numel - 1) // (count - 1) for i in range(count))
+
+
+def _unpack(code: str) -> Callable[[bytes], float]:
+    return lambda raw: float(struct.unpack(code, raw)[0])
+
+
+def _bfloat16(raw: bytes) -> float:
+    return float(struct.unpack("<f", b"\0\0" + raw)[0])
+
+
+def _float8_e5m2(raw: bytes) -> float:
+    # The upper byte of a float16.
+    return float(struct.unpack("<e", b"\0" + raw)[0])
+
+
+def _float8_e4m3fn(raw: bytes) -> float:
+    # One sign bit, four of exponent (bias 7), three of mantissa; no infinity, all ones is NaN (OCP 8-bit formats, 5.1).
+    sign = -1.0 if raw[0] & 0x80 else 1.0
+    exponent, mantissa = raw[0] >> 3 & 0xF, raw[0] & 0x7
+    if exponent == 0xF and mantissa == 0x7:  # noqa: PLR2004 the format's own bit patterns
+        return math.nan
+    return sign * (math.ldexp(mantissa, -9) if exponent == 0 else math.ldexp(8 + mantissa, exponent - 10))
+
+
+DECODERS: Final[Mapping[str, tuple[int, Callable[[bytes], float]]]] = {
+    "float64": (8, _unpack("<d")),
+    "float32": (4, _unpack("<f")),
+    "float16": (2, _unpack("<e")),
+    "bfloat16": (2, _bfloat16),
+    "float8_e4m3fn": (1, _float8_e4m3fn),
+    "float8_e5m2": (1, _float8_e5m2),
+    "int64": (8, _unpack("<q")),
+    "int32": (4, _unpack("<i")),
+    "int16": (2, _unpack("<h")),
+    "int8": (1, _unpack("<b")),
+    "uint64": (8, _unpack("<Q")),
+    "uint32": (4, _unpack("<I")),
+    "uint16": (2, _unpack("<H")),
+    "uint8": (1, _unpack("<B")),
+    "bool": (1, lambda raw: float(raw != b"\0")),
+}
+"""Size in bytes and decoder (little-endian) of every dtype that can be sampled, by torch's name."""
+
+
+def can_sample(slot: Slot) -> bool:
+    """
+    Say whether `Sampler.sample` can read from this slot.
+    """
+    return slot.offset is not None and slot.dtype in DECODERS
+
+
+def _position(index: int, slot: Slot) -> int:
+    if slot.strides is None:
+        return index
+    position = 0
+    for size, stride in zip(reversed(slot.shape), reversed(slot.strides), strict=True):
+        index, along = divmod(index, size)
+        position += along * stride
+    return position
+
+
+class Sampler:
+    """
+    Reads samples from any number of files, and keeps each open until it is closed. A context manager; for one thread.
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[str, int] = {}
+
+    def __enter__(self) -> Sampler:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """
+        Close all files.
+        """
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+    def sample(self, slot: Slot, count: int = SAMPLE_COUNT) -> Sample:
+        """
+        Return the values at `sample_indices(numel, count)`.
+
+        Raises ValueError where the slot cannot be sampled (see `can_sample`), OSError where the file cannot be read and
+        EOFError where it ends before the element.
+        """
+        indices = sample_indices(element_count(slot.shape), count)
+        if slot.offset is None or slot.dtype not in DECODERS:
+            message = f"elements of type {slot.dtype} cannot be read in place"
+            raise ValueError(message)
+        size, decode = DECODERS[slot.dtype]
+        places = [_position(index, slot) * size for index in indices]
+        descriptor = self._open(slot.file)
+        start = slot.offset + (0 if slot.record is None else _record_data(descriptor, slot.record))
+        return Sample(indices, tuple(map(decode, _read(descriptor, start, places, size))))
+
+    def _open(self, file: str) -> int:
+        if file not in self._files:
+            self._files[file] = os.open(file, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        return self._files[file]
+
+
+def _record_data(descriptor: int, record: int) -> int:
+    # The local header's own lengths of name and extra field, which differ from the directory's (APPNOTE 4.3.7).
+    header = os.pread(descriptor, _LOCAL_HEADER.size, record)
+    if len(header) < _LOCAL_HEADER.size or not header.startswith(b"PK\x03\x04"):
+        raise EOFError("the zip record is not where the directory says")
+    return record + _LOCAL_HEADER.size + sum(_LOCAL_HEADER.unpack(header))
+
+
+def _read(descriptor: int, offset: int, places: Sequence[int], size: int) -> list[bytes]:
+    span = max(places, default=0) + size
+    if span <= _SPAN:
+        block = os.pread(descriptor, span, offset) if places else b""
+        chunks = [block[place : place + size] for place in places]
+    else:
+        chunks = [os.pread(descriptor, size, offset + place) for place in places]
+    if any(len(chunk) < size for chunk in chunks):
+        raise EOFError("the file ends before the sampled element")
+    return chunks
+
+
+def sample(slot: Slot, count: int = SAMPLE_COUNT) -> Sample:
+    """
+    Read one sample, as `Sampler.sample` does.
+    """
+    with Sampler() as sampler:
+        return sampler.sample(slot, count)

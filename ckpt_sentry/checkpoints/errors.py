@@ -1,0 +1,27 @@
+"""
+What can be wrong with a file that is read here: one exception that carries a finding's code.
+"""
+
+from __future__ import annotations
+
+from ckpt_sentry.audit.report import Finding
+
+
+class HeaderError(ValueError):
+    """
+    A file's header cannot be read, or says something that no loader accepts.
+
+    `code` is a finding code, `text` a sentence that names the file, `next` what to do about it.
+    """
+
+    def __init__(self, code: str, text: str, next_step: str | None = None) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+        self.next = next_step
+
+    def finding(self) -> Finding:
+        """
+        Return the same as a finding of level "error".
+        """
+        return Finding(self.code, "error", self.text, self.next)
