@@ -82,7 +82,14 @@ def _rebuild_tensor(storage: object, offset: object, size: object, stride: objec
 
 
 def _rebuild_tensor_v3(
-    storage: object, offset: object, size: object, stride: object, _grad: object, _hooks: object, dtype: object, *_: object
+    storage: object,
+    offset: object,
+    size: object,
+    stride: object,
+    _grad: object,
+    _hooks: object,
+    dtype: object,
+    *_: object,
 ) -> Tensor:
     return _tensor(dtype, size, stride, storage if isinstance(storage, Storage) else None, offset)
 
@@ -164,11 +171,53 @@ _STORAGES: Final = {
     "QUInt2x4Storage": "quint2x4",
 }
 _DTYPES: Final = (
-    "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool complex32 complex64 complex128 qint8 quint8 "
-    "qint32 quint4x2 quint2x4 bits8 bits16 bits1x8 bits2x4 bits4x2 float8_e5m2 float8_e4m3fn float8_e5m2fnuz "
-    "float8_e4m3fnuz float8_e8m0fnu float4_e2m1fn_x2 uint16 uint32 uint64 uint1 uint2 uint3 uint4 uint5 uint6 uint7 "
-    "int1 int2 int3 int4 int5 int6 int7"
-).split()
+    "float64",
+    "float32",
+    "float16",
+    "bfloat16",
+    "int64",
+    "int32",
+    "int16",
+    "int8",
+    "uint8",
+    "bool",
+    "complex32",
+    "complex64",
+    "complex128",
+    "qint8",
+    "quint8",
+    "qint32",
+    "quint4x2",
+    "quint2x4",
+    "bits8",
+    "bits16",
+    "bits1x8",
+    "bits2x4",
+    "bits4x2",
+    "float8_e5m2",
+    "float8_e4m3fn",
+    "float8_e5m2fnuz",
+    "float8_e4m3fnuz",
+    "float8_e8m0fnu",
+    "float4_e2m1fn_x2",
+    "uint16",
+    "uint32",
+    "uint64",
+    "uint1",
+    "uint2",
+    "uint3",
+    "uint4",
+    "uint5",
+    "uint6",
+    "uint7",
+    "int1",
+    "int2",
+    "int3",
+    "int4",
+    "int5",
+    "int6",
+    "int7",
+)
 _SCHEMES: Final = (
     "per_tensor_affine",
     "per_tensor_symmetric",

@@ -7,15 +7,21 @@ of indices is a pure function (`sample_indices`), and reading costs one `pread` 
 
 from __future__ import annotations
 
+import errno
 import math
 import os
+import stat
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from io import FileIO
 from types import TracebackType
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckpt_sentry.audit.report import Shape
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 SAMPLE_COUNT: Final = 64
 """Elements that a proof looks at in each tensor."""
@@ -50,6 +56,17 @@ class Slot:
     offset: int | None
     strides: tuple[int, ...] | None = None
     record: int | None = None
+
+
+def open_regular(path: str) -> FileIO:
+    """
+    Open a file for reading, unbuffered; never a pipe or a device, which could block for ever.
+
+    :raises OSError: it cannot be opened, or is no regular file.
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "no regular file", path)
+    return open(path, "rb", buffering=0)  # noqa: SIM115 the caller closes it
 
 
 def element_count(shape: Shape) -> int:
@@ -152,7 +169,7 @@ class Sampler:
     def __init__(self) -> None:
         self._files: dict[str, int] = {}
 
-    def __enter__(self) -> Sampler:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -171,13 +188,13 @@ class Sampler:
         """
         Return the values at `sample_indices(numel, count)`.
 
-        Raises ValueError where the slot cannot be sampled (see `can_sample`), OSError where the file cannot be read and
-        EOFError where it ends before the element.
+        :raises ValueError: the slot cannot be sampled (see `can_sample`).
+        :raises OSError: the file cannot be read.
+        :raises EOFError: it ends before the element.
         """
         indices = sample_indices(element_count(slot.shape), count)
         if slot.offset is None or slot.dtype not in DECODERS:
-            message = f"elements of type {slot.dtype} cannot be read in place"
-            raise ValueError(message)
+            raise ValueError(f"elements of type {slot.dtype} cannot be read in place")
         size, decode = DECODERS[slot.dtype]
         places = [_position(index, slot) * size for index in indices]
         descriptor = self._open(slot.file)
@@ -195,7 +212,8 @@ def _record_data(descriptor: int, record: int) -> int:
     header = os.pread(descriptor, _LOCAL_HEADER.size, record)
     if len(header) < _LOCAL_HEADER.size or not header.startswith(b"PK\x03\x04"):
         raise EOFError("the zip record is not where the directory says")
-    return record + _LOCAL_HEADER.size + sum(_LOCAL_HEADER.unpack(header))
+    name_length, extra_length = _LOCAL_HEADER.unpack(header)
+    return record + _LOCAL_HEADER.size + int(name_length) + int(extra_length)
 
 
 def _read(descriptor: int, offset: int, places: Sequence[int], size: int) -> list[bytes]:

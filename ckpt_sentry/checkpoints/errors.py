@@ -7,6 +7,13 @@ from __future__ import annotations
 from ckpt_sentry.audit.report import Finding
 
 
+def plural(count: int, noun: str) -> str:
+    """
+    Write a count and its noun: "1 key", "1,200 keys".
+    """
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 class HeaderError(ValueError):
     """
     A file's header cannot be read, or says something that no loader accepts.

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from ckpt_sentry.audit.escape import shown
-from ckpt_sentry.audit.inventory import Inventory
+from ckpt_sentry.audit.inventory import Entry, Inventory
 from ckpt_sentry.audit.report import Finding
 from ckpt_sentry.checkpoints import index as index_
 from ckpt_sentry.checkpoints import sniff, state_file
@@ -68,7 +68,7 @@ def choose(path: str | os.PathLike[str]) -> Choice:
             return _folder(path)
     except (OSError, ValueError) as error:
         reason = shown(str(error))
-        return _nothing(path, (Finding("permission_denied", "error", f"{shown(path)} cannot be read: {reason}"),))
+        return _nothing(path, (Finding("file_unreadable", "error", f"{shown(path)} cannot be read: {reason}"),))
     return _nothing(path, sniff.findings(path) or (Finding("path_missing", "error", f"{shown(path)} is no file"),))
 
 
@@ -101,7 +101,9 @@ def _no_files(path: str, names: Sequence[str]) -> Finding:
     inner = next((name for name in names[:_MAX_LISTED] if _is_dcp(os.path.join(path, name))), None)
     if inner:
         step = f"load {shown(os.path.join(path, inner))} with torch.distributed.checkpoint.load"
-        return Finding("no_checkpoint_files", "error", f"{text}; {shown(inner)} is a distributed checkpoint (DCP)", step)
+        return Finding(
+            "no_checkpoint_files", "error", f"{text}; {shown(inner)} is a distributed checkpoint (DCP)", step
+        )
     return Finding("no_checkpoint_files", "error", text, "check the path")
 
 
@@ -118,19 +120,14 @@ def _index(path: str, file: str) -> Choice:
     try:
         index = index_.read(file)
     except (OSError, HeaderError) as error:
-        found = [item for item in sniff.findings(file) if item.code != "unknown_format"]
+        found = tuple(item for item in sniff.findings(file) if item.code != "unknown_format")
         if not found and isinstance(error, HeaderError):
-            found = [error.finding()]
-        return Choice(path, "index", loadable=False, index=file, findings=tuple(found))
+            found = (error.finding(),)
+        return Choice(path, "index", loadable=False, index=file, findings=found)
     shards = index_.shards(index)
     facts = index_.examine(index, shards)
-    found = index_.findings(index, facts)
-    choice = _union(path, "index", shards, found, index=file)
-    if not facts.absent:
-        return choice
-    from dataclasses import replace
-
-    return replace(choice, loadable=False)
+    choice = _union(path, "index", shards, index_.findings(index, facts), index=file)
+    return replace(choice, loadable=False) if facts.absent else choice
 
 
 def _union(
@@ -140,7 +137,8 @@ def _union(
     findings: Iterable[Finding],
     index: str | None = None,
 ) -> Choice:
-    entries, ties = {}, {}
+    entries: dict[str, Entry] = {}
+    ties: dict[str, str] = {}
     slots: dict[str, Slot] = {}
     sources: dict[str, str] = {}
     for file in files:
@@ -202,10 +200,17 @@ def _other_files(path: str, chosen: StateFile, beside: Sequence[str]) -> list[Fi
         files = _files(other)
         if files is None:
             continue
-        same = chosen.readable and _same_content(chosen, files)
         newer = os.path.getmtime(other) > os.path.getmtime(chosen.path)
-        text = f"accelerate reads {_name(chosen.path)} and ignores {'the newer ' if newer else ''}{shown(name)} beside it"
-        if same:
+        text = (
+            f"accelerate reads {_name(chosen.path)} and ignores {'the newer ' if newer else ''}{shown(name)} beside it"
+        )
+        if not all(file.readable for file in files):
+            found.append(Finding("wrong_file_preferred", "info", f"{text}, which cannot be read anyway"))
+        elif not chosen.readable:
+            found.append(
+                Finding("wrong_file_preferred", "warning", f"{text}, which can be read", f"pass {shown(other)}")
+            )
+        elif _same_content(chosen, files):
             found.append(Finding("wrong_file_preferred", "info", f"{text}; both hold the same"))
         else:
             step = f"pass {shown(other)}, or remove the file that is out of date"
@@ -229,8 +234,6 @@ def _same_content(chosen: StateFile, others: Sequence[StateFile]) -> bool:
     Compare the names and shapes of all tensors and sampled values of some of them, spread evenly.
     """
     slots = {key: slot for file in others for key, slot in file.slots.items()}
-    if not all(file.readable for file in others):
-        return False
     # A tied name may be left out of the one that cannot express ties.
     names = chosen.slots.keys() - chosen.inventory.ties.keys()
     tied = {key for file in others for key in file.inventory.ties}

@@ -18,7 +18,7 @@ from ckpt_sentry.audit.escape import shown
 from ckpt_sentry.audit.fold import key_list
 from ckpt_sentry.audit.report import Finding
 from ckpt_sentry.checkpoints import state_file
-from ckpt_sentry.checkpoints.errors import HeaderError
+from ckpt_sentry.checkpoints.errors import HeaderError, plural
 from ckpt_sentry.checkpoints.sniff import MAX_JSON
 from ckpt_sentry.checkpoints.state_file import StateFile
 
@@ -79,7 +79,9 @@ def read(path: str | os.PathLike[str]) -> Index:
         with open(path, encoding="utf-8") as file:
             document = json.load(file)
     except (ValueError, RecursionError) as error:
-        raise HeaderError("index_invalid", f"the index {name} is not valid JSON", "copy or download it again") from error
+        raise HeaderError(
+            "index_invalid", f"the index {name} is not valid JSON", "copy or download it again"
+        ) from error
     found = document.get("weight_map", document) if isinstance(document, dict) else document
     if not isinstance(found, dict) or not all(isinstance(item, str) and "\0" not in item for item in found.values()):
         raise HeaderError("index_invalid", f"{name} is no index: it does not map keys to files")
@@ -94,30 +96,29 @@ def shards(index: Index) -> tuple[StateFile, ...]:
     Read the headers of the files that an index names, in the order of loading; those that are not there are left out.
     """
     paths = (os.path.join(index.folder, file) for file in index.files)
-    return tuple(state_file.read(path) for path in paths if os.path.exists(path))
+    return tuple(state_file.read(path) for path in paths if os.path.isfile(path))
 
 
 def examine(index: Index, files: Iterable[StateFile]) -> IndexFacts:
     """
     Hold an index against its shards (from `shards`) and against the other files in its folder.
     """
+    names = {os.path.join(index.folder, file): file for file in index.files}
+    readable = [file for file in files if file.readable]
     holders: dict[str, list[str]] = {}
-    readable: set[str] = set()
-    for file in files:
-        name = os.path.relpath(file.path, index.folder or ".") if file.path not in index.files else file.path
-        if file.readable:
-            readable.add(name)
-            for key in file.inventory.entries:
-                holders.setdefault(key, []).append(name)
-    wanted = {key: file for key, file in index.weight_map.items() if os.path.normpath(file) in readable}
+    for file in readable:
+        for key in file.inventory.entries:
+            holders.setdefault(key, []).append(names[file.path])
+    read_names = {names[file.path] for file in readable}
+    wanted = {key: file for key, file in index.weight_map.items() if file in read_names}
     held = holders.keys()
     return IndexFacts(
-        absent=tuple(file for file in index.files if not os.path.exists(os.path.join(index.folder, file))),
+        absent=tuple(file for file in index.files if not os.path.isfile(os.path.join(index.folder, file))),
         not_held=tuple(sorted(wanted.keys() - held)),
-        misplaced=tuple(sorted(k for k, f in wanted.items() if k in held and os.path.normpath(f) not in holders[k])),
+        misplaced=tuple(sorted(k for k, f in wanted.items() if k in held and f not in holders[k])),
         unlisted=tuple(sorted(held - index.weight_map.keys())),
         omitted=_omitted(index, holders),
-        twice={key: tuple(names) for key, names in sorted(holders.items()) if len(names) > 1},
+        twice={key: tuple(held_by) for key, held_by in sorted(holders.items()) if len(held_by) > 1},
     )
 
 
@@ -179,18 +180,18 @@ def findings(index: Index, facts: IndexFacts) -> tuple[Finding, ...]:
     if facts.absent:
         keys = sum(file in facts.absent for file in index.weight_map.values())
         text = f"{len(facts.absent):,} of {len(index.files):,} shards that {name} names are not there: "
-        text += f"{_some(facts.absent)} ({keys:,} keys)"
+        text += f"{_some(facts.absent)} ({plural(keys, 'key')})"
         found.append(Finding("shard_missing", "error", text, "copy or download them again"))
     if facts.not_held:
-        text = f"{name} lists {len(facts.not_held):,} keys that no shard holds: {_keys(facts.not_held)}"
+        text = f"{name} lists {plural(len(facts.not_held), 'key')} that no shard holds: {_keys(facts.not_held)}"
         found.append(Finding("index_incomplete", "warning", text, _REBUILD))
     if facts.omitted:
         keys = len({key for held in facts.omitted.values() for key in held})
-        text = f"{name} leaves out {_some(facts.omitted)}, with {keys:,} keys that no other shard holds"
+        text = f"{name} leaves out {_some(facts.omitted)}, with {plural(keys, 'key')} that no other shard holds"
         found.append(Finding("index_incomplete", "warning", text, _REBUILD))
     if facts.twice:
         last = sorted({names[-1] for names in facts.twice.values()})
-        text = f"{len(facts.twice):,} keys are in several shards ({_keys(facts.twice)}): that of {_some(last)} is loaded"
+        text = f"{plural(len(facts.twice), 'key')} in several shards ({_keys(facts.twice)}): that of {_some(last)} is loaded"
         found.append(Finding("duplicate_keys", "warning", text, _REBUILD))
     return tuple(found)
 

@@ -101,7 +101,7 @@ def read(path: str | os.PathLike[str]) -> PickleFacts:
     :raises HeaderError: `truncated_file` or `pickle_invalid`: no loader can read it.
     """
     path = os.fspath(path)
-    with open(path, "rb", buffering=0) as file:
+    with elements.open_regular(path) as file:
         is_zip = file.read(4) == b"PK\x03\x04"
     try:
         raw = _read_zip(path) if is_zip else _read_legacy(path)
@@ -296,7 +296,8 @@ def _find_nested(top: Mapping[object, object]) -> tuple[str | None, Mapping[obje
             (f"{path}.{key}" if path else key, inner)
             for path, values in level
             for key, value in values.items()
-            if isinstance(key, str) and _may_hold(key, bool(own)) and (inner := _as_dict(value)) is not None
+            if isinstance(key, str) and (inner := _as_dict(value)) is not None
+            if key in _USUAL_NAMES or not (own or "optim" in key.lower())
         ]
         level = [item for item in level if id(item[1]) not in seen and not seen.add(id(item[1]))][:_MAX_DICTS]  # type: ignore[func-returns-value]
         found = [(_rank(path), -_tensors(inner), path, inner) for path, inner in level if _tensors(inner) > own]
@@ -308,10 +309,6 @@ def _find_nested(top: Mapping[object, object]) -> tuple[str | None, Mapping[obje
 
 def _tensors(values: Mapping[object, object]) -> int:
     return sum(isinstance(value, Tensor) for value in values.values())
-
-
-def _may_hold(key: str, strict: bool) -> bool:  # noqa: FBT001 private
-    return key in _USUAL_NAMES if strict else "optim" not in key.lower()
 
 
 def _rank(path: str) -> int:

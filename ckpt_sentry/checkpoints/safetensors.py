@@ -94,7 +94,7 @@ def bounds(head: bytes, size: int) -> Bounds | None:
     if len(head) <= 8:  # noqa: PLR2004 the length field
         return None
     length = struct.unpack("<Q", head[:8])[0]
-    if not 2 <= length <= 10 * MAX_HEADER or not head[8:].lstrip(b" \t\r\n").startswith(b"{"):
+    if not len(b"{}") <= length <= 10 * MAX_HEADER or not head[8:].lstrip(b" \t\r\n").startswith(b"{"):
         return None
     return Bounds(length, size)
 
@@ -103,12 +103,12 @@ def read(path: str | os.PathLike[str]) -> Header:
     """
     Read the header of a safetensors file; no byte of a tensor is read.
 
-    Raises OSError where the file cannot be read, and HeaderError (`truncated_file`, `header_too_large`,
-    `header_invalid`) where the library would refuse it.
+    :raises OSError: the file cannot be read.
+    :raises HeaderError: `truncated_file`, `header_too_large` or `header_invalid`: the library would refuse it.
     """
     path = os.fspath(path)
     name = shown(os.path.basename(path))
-    with open(path, "rb", buffering=0) as file:
+    with elements.open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         head = file.read(64)
         limits = bounds(head, size)
@@ -204,7 +204,9 @@ def _check_offsets(ends: Mapping[str, tuple[int, int]], name: str, available: in
         cursor = end
         cut += end > available
     if cursor > available:
-        text = f"{name} has {max(available, 0):,} of {cursor:,} bytes of tensors: {cut:,} of {len(ends):,} tensors are cut"
+        text = (
+            f"{name} has {max(available, 0):,} of {cursor:,} bytes of tensors: {cut:,} of {len(ends):,} tensors are cut"
+        )
         raise HeaderError("truncated_file", text, _AGAIN)
     if cursor < available:
         _invalid(name, f"leaves {available - cursor:,} bytes at the end of the file to no tensor")
@@ -218,6 +220,6 @@ def sample(path: str | os.PathLike[str], key: str, count: int = elements.SAMPLE_
     """
     Read at most `count` values of one tensor (see `elements.Sampler.sample`).
 
-    Raises KeyError where the file has no such tensor, and all that `read` and `Sampler.sample` raise.
+    :raises KeyError: the file has no such tensor. Else as `read` and `elements.Sampler.sample`.
     """
     return elements.sample(read(path).slots[key], count)

@@ -19,6 +19,7 @@ from typing import Final, Literal
 from ckpt_sentry.audit.escape import shown
 from ckpt_sentry.audit.report import Finding
 from ckpt_sentry.checkpoints import safetensors
+from ckpt_sentry.checkpoints.elements import open_regular
 from ckpt_sentry.checkpoints.errors import HeaderError
 
 Kind = Literal[
@@ -116,7 +117,7 @@ def sniff(path: str | os.PathLike[str]) -> FileFacts:
         return FileFacts("unknown", 0, "no regular file")
     if status.st_size == 0:
         return FileFacts("empty", 0)
-    with open(path, "rb", buffering=0) as file:
+    with open_regular(path) as file:
         return _file(path, file, status.st_size)
 
 
@@ -222,9 +223,7 @@ _BY_EXTENSION: Final[Mapping[str, frozenset[Kind]]] = {
     ".json": frozenset({"json", "index"}),
     ".distcp": frozenset({"dcp_shard"}),
 }
-_CONTENTS: Final = frozenset[Kind](
-    {"safetensors", "torch_zip", "torch_legacy", "pickle", "dcp_shard", "index", "json"}
-)
+_CONTENTS: Final = frozenset[Kind]({"safetensors", "torch_zip", "torch_legacy", "pickle", "dcp_shard", "index", "json"})
 
 
 def wrong_extension(path: str | os.PathLike[str], kind: Kind) -> bool:
@@ -255,7 +254,7 @@ def findings(path: str | os.PathLike[str], loader: Loader = "file") -> tuple[Fin
         return (Finding("permission_denied", "error", f"{name} may not be read by this user", "check its permissions"),)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        return (Finding("path_missing", "error", f"{shown(path)} cannot be opened: {shown(reason)}"),)
+        return (Finding("file_unreadable", "error", f"{shown(path)} cannot be opened: {shown(reason)}"),)
     found = _broken(name, facts) or (_for_dcp(name, facts) if loader == "dcp" else _for_file(path, name, facts))
     return (found,) if found else ()
 

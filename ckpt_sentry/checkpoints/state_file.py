@@ -14,7 +14,7 @@ from ckpt_sentry.audit.inventory import Inventory
 from ckpt_sentry.audit.report import Finding
 from ckpt_sentry.checkpoints import pickle_, safetensors, sniff
 from ckpt_sentry.checkpoints.elements import Slot
-from ckpt_sentry.checkpoints.errors import HeaderError
+from ckpt_sentry.checkpoints.errors import HeaderError, plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,10 @@ def read(path: str | os.PathLike[str]) -> StateFile:
     except (OSError, HeaderError, ValueError) as error:
         # What the file really is says more than what its reader ran into.
         found = sniff.findings(path)
-        if not found and isinstance(error, HeaderError):
+        if isinstance(error, HeaderError) and (not found or found[0].code == error.code):
             found = (error.finding(),)
         if not found:
-            found = (Finding("permission_denied", "error", f"{shown(path)} cannot be read: {shown(str(error))}"),)
+            found = (Finding("file_unreadable", "error", f"{shown(path)} cannot be read: {shown(str(error))}"),)
         return StateFile(path, by_name, readable=False, findings=found)
 
 
@@ -62,7 +62,14 @@ def _read_safetensors(path: str) -> StateFile:
     findings = _twice(path, header.duplicates)
     size = os.path.getsize(path)
     return StateFile(
-        path, "safetensors", True, header.inventory, header.slots, findings, metadata=header.metadata, bytes=size
+        path,
+        "safetensors",
+        readable=True,
+        inventory=header.inventory,
+        slots=header.slots,
+        findings=findings,
+        metadata=header.metadata,
+        bytes=size,
     )
 
 
@@ -79,7 +86,7 @@ def _read_pickle(path: str) -> StateFile:
         text = f"{name} holds no state dict but one object: {shown(facts.holds)}"
         found.append(Finding("no_state_dict", "error", text, "save model.state_dict() instead"))
     if facts.nested_under is not None and facts.nested is not None:
-        found.append(_nested(name, facts.nested_under, facts))
+        found.append(_nested(name, facts.nested_under, len(facts.nested.entries), facts.others))
     return StateFile(
         path,
         "torch_save",
@@ -94,10 +101,9 @@ def _read_pickle(path: str) -> StateFile:
     )
 
 
-def _nested(name: str, under: str, facts: pickle_.PickleFacts) -> Finding:
-    assert facts.nested is not None
-    beside = f", beside {', '.join(map(shown, facts.others[:5]))}" if facts.others else ""
-    text = f"the state dict ({len(facts.nested.entries):,} keys) is one level down in {name}, under {shown(under)!r}{beside}"
+def _nested(name: str, under: str, keys: int, others: tuple[str, ...]) -> Finding:
+    beside = f", beside {', '.join(map(shown, others[:5]))}" if others else ""
+    text = f"the state dict ({plural(keys, 'key')}) is one level down in {name}, under {shown(under)!r}{beside}"
     path = "".join(f"[{part!r}]" for part in under.split("."))
     step = f"pass torch.load(…){shown(path)} on, or save that alone"
     return Finding("nested_state_dict", "error", text, step)
@@ -107,5 +113,7 @@ def _twice(path: str, duplicates: tuple[str, ...]) -> tuple[Finding, ...]:
     if not duplicates:
         return ()
     keys = ", ".join(key_list(duplicates).keys[:3])
-    text = f"{shown(os.path.basename(path))} names {len(duplicates):,} keys twice ({keys}): the last entry counts"
+    text = (
+        f"{shown(os.path.basename(path))} names {plural(len(duplicates), 'key')} twice ({keys}): the last entry counts"
+    )
     return (Finding("duplicate_keys", "warning", text),)
