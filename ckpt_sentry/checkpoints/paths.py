@@ -7,6 +7,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from ckpt_sentry.audit.escape import shown
+
 MASK: Final = "***"
 
 _NOT_SECRET_USERS: Final = frozenset({"abfs", "abfss", "wasb", "wasbs", "ssh", "git+ssh", "sftp"})
@@ -28,6 +30,7 @@ _ASSIGN = r"(?:=|%3[Dd])"
 _KNOWN_FORMS = re.compile(
     r"\b(?:(?:AKIA|ASIA)[A-Z0-9]{16}|hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|glpat-[\w\-]{20,})"
 )
+_FOLD_SYNTAX = re.compile(r"\\([{},])")
 _BEARER = re.compile(r"(?i)\b(bearer|authorization:\s*basic)(\s+)[A-Za-z0-9._~+/=\-]{6,}")
 _QUOTED = re.compile(
     rf"""(?ix)(?P<name>["'](?:[\w.\-]*[-_.])?(?:{_NAMES})["']\s*:\s*)(?:"[^"]*"|'[^']*')""",
@@ -86,3 +89,10 @@ def _without_user(match: re.Match[str]) -> str:
     if ":" not in user and scheme.lower() in _NOT_SECRET_USERS:
         return match[0]
     return f"{scheme}://{MASK}@"
+
+
+def shown_path(path: str) -> str:
+    """
+    A path as a report may print it: credentials masked, control characters escaped, cut at 300 characters.
+    """
+    return _FOLD_SYNTAX.sub(r"\1", shown(mask(path)))

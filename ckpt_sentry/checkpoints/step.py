@@ -21,6 +21,7 @@ from ckpt_sentry.checkpoints.dcp_metadata import DcpMetadata, Stored
 
 MAX_STEP: Final = 10**12
 _MAX_LEVELS: Final = 4
+_MAX_NAME: Final = 255
 _MAX_STATE_BYTES: Final = 8 * 2**20
 _MAX_ENTRY_BYTES: Final = 64 * 2**10
 
@@ -38,11 +39,11 @@ _END = r"(?:-last|-v[0-9]+)*(?:\.(?:ckpt|pt|pth|bin|safetensors))?\Z"
 _STEP_NAMES: Final = tuple(
     re.compile(pattern)
     for pattern in (
-        rf"(?:global[-_]?)?step[-_=]?([0-9]+){_END}",  # torchtitan, DeepSpeed, accelerate's examples
-        rf"iter(?:ation)?[-_=]?([0-9]+){_END}",  # Megatron
-        r"checkpoint-([0-9]+)\Z",  # transformers
-        r"(?:.*[-_])?(?:global_)?step=([0-9]+)(?:[-_.].*)?\Z",  # Lightning, NeMo
-        rf"(?:.*-)?ep[0-9]+-ba([0-9]+)(?:-rank[0-9]+)?{_END}",  # composer
+        rf"\A(?:global[-_]?)?step[-_=]?([0-9]+){_END}",  # torchtitan, DeepSpeed, accelerate's examples
+        rf"\Aiter(?:ation)?[-_=]?([0-9]+){_END}",  # Megatron
+        r"\Acheckpoint-([0-9]+)\Z",  # transformers
+        r"(?:\A|[-_])step=([0-9]+)(?=[-_]|\.(?![0-9])|\Z)",  # Lightning, NeMo
+        rf"(?:\A|-)ep[0-9]+-ba([0-9]+)(?:-rank[0-9]+)?{_END}",  # composer
     )
 )
 _NO_STEP: Final = re.compile(r"(?:checkpoint|epoch)_?[0-9]+\Z|epoch[-=][0-9]+\Z|release\Z")
@@ -65,7 +66,7 @@ def step_in_name(name: str) -> int | None:
     """
     The step that the name of a file or folder says, such as 100 for `step-100`.
     """
-    found = {int(match[1]) for pattern in _STEP_NAMES if (match := pattern.match(name))}
+    found = {int(match[1]) for pattern in _STEP_NAMES for match in pattern.finditer(name[:_MAX_NAME])}
     value = found.pop() if len(found) == 1 else None
     return value if value is not None and value <= MAX_STEP else None
 

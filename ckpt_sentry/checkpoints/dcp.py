@@ -1,0 +1,276 @@
+"""
+Why a distributed checkpoint does not load, by what is on disk: findings that name the file and the next step.
+
+`diagnose` runs only when a load has failed or looks wrong. It reads headers, lists one folder and looks at the size of
+a file at most once. It asks as the process that failed: same user, same host.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from ckpt_sentry.audit.ranks import compact
+from ckpt_sentry.audit.report import Finding
+from ckpt_sentry.checkpoints import dcp_files, dcp_metadata, dcp_shards, neighbours, sniff
+from ckpt_sentry.checkpoints.dcp_error import all_errors, chosen_reader, planning, suspects
+from ckpt_sentry.checkpoints.dcp_metadata import DcpMetadata
+from ckpt_sentry.checkpoints.dcp_shards import fold_names, load_instead, permission_finding
+from ckpt_sentry.checkpoints.paths import shown_path
+from ckpt_sentry.checkpoints.unpickle import UnreadablePickle
+
+_KNOWN_VERSIONS = frozenset({None, "1.0.0"})
+_STORAGE_ERRNOS = frozenset({errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EREMOTEIO, errno.ETIMEDOUT})
+_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+def diagnose(
+    path: str | os.PathLike[str],
+    *,
+    error: BaseException | None = None,
+    rank: int | None = None,
+    reader: str | None = None,
+    metadata: DcpMetadata | None = None,
+) -> tuple[Finding, ...]:
+    """
+    Say what is wrong with the checkpoint at `path`; an empty tuple where nothing is.
+
+    `error` is what the load raised: its traceback tells the reader and the file in hand. `reader` is the name of the
+    `StorageReader` class, for a folder of Hugging Face files; `metadata` spares reading it again. Never raises OSError.
+    """
+    text = os.fspath(path)
+    told = _told_by(error, text)
+    if not text or "://" in text:
+        return told
+    try:
+        info = os.stat(text)
+    except PermissionError:
+        return _permission(text)
+    except NotADirectoryError:
+        return _parent_is_file(text)
+    except FileNotFoundError:
+        return _missing(text)
+    except (OSError, ValueError) as failure:
+        return (_storage_error(text, failure),)
+    if not stat.S_ISDIR(info.st_mode):
+        return _file(text)
+    no_entry = dcp_files.denied(text)
+    if no_entry is not None:
+        return (permission_finding(no_entry),)
+    if "HuggingFace" in (reader or chosen_reader(error) or ""):
+        return _hugging_face(text) or told
+    if metadata is None and planning(error):
+        return told
+    found = _folder(text, rank, metadata, suspects(error))
+    return found if any(finding.level == "error" for finding in found) else (*found, *told)
+
+
+def rank_local(path: str, rank: int | None) -> Finding | None:
+    """
+    Say that a rank had to take its own metadata, or cannot, since the common one is not to be had; else None.
+    """
+    common = os.path.join(path, dcp_metadata.FILE_NAME)
+    if os.path.isfile(common) and dcp_files.denied(common) is None:
+        return None
+    found = dcp_files.listing(path)
+    saved = [match[1] for name in (found.files if found else ()) if (match := dcp_metadata.RANK_METADATA_NAME.match(name))]
+    ranks = sorted(int(number) for number in saved)
+    if not ranks:
+        return None
+    who = f"ranks {compact(ranks)} saved their own" if len(ranks) > 1 else f"rank {ranks[0]} saved its own"
+    where = f"the common .metadata of {shown_path(path)} cannot be read; {who}"
+    step = "load with as many ranks as saved it, or save again with coordination (no_dist=False)"
+    if os.path.isfile(common):
+        step = f"make {shown_path(common)} readable on every rank"
+    if rank is None or rank in ranks:
+        used = f"__{ranks[0] if rank is None else rank}.metadata"
+        text = f"{where}: {used} was used, which knows the parts of that rank alone"
+        return Finding("rank_local_metadata", "warning", text, step)
+    return Finding("rank_local_metadata", "error", f"{where}, rank {rank} has none", step)
+
+
+def _told_by(error: BaseException | None, path: str) -> tuple[Finding, ...]:
+    for one in all_errors(error):
+        if not isinstance(one, OSError):
+            continue
+        file = one.filename if isinstance(one.filename, str) else path
+        if one.errno in _FULL_ERRNOS:
+            return (_disk_full(file, path),)
+        if isinstance(one, PermissionError) and "://" not in file:
+            return (permission_finding(dcp_files.refused(file)),)
+        if one.errno in _STORAGE_ERRNOS:
+            return (_storage_error(file, one),)
+    return ()
+
+
+def _disk_full(file: str, path: str) -> Finding:
+    try:
+        space = os.statvfs(path if os.path.exists(path) else dcp_files.nearest_existing(path)[0])
+        free = f"; {space.f_bavail * space.f_frsize:,} bytes are free there"
+    except OSError:
+        free = ""
+    text = f"no space is left for {shown_path(file)}{free}"
+    return Finding("disk_full", "error", text, "free space or raise the quota: df -h, quota -s")
+
+
+def _storage_error(path: str, failure: OSError | ValueError) -> Finding:
+    reason = getattr(failure, "strerror", None) or str(failure)
+    text = f"{shown_path(path)} cannot be read: {shown_path(reason)}"
+    return Finding("storage_error", "error", text, f"check the storage on {os.uname().nodename}: mount, network, dmesg")
+
+
+def _permission(path: str) -> tuple[Finding, ...]:
+    return (permission_finding(dcp_files.refused(path)),)
+
+
+def _parent_is_file(path: str) -> tuple[Finding, ...]:
+    parent = dcp_files.nearest_existing(path)[0]
+    text = f"{shown_path(parent)} is a file, so {shown_path(path)} cannot exist"
+    return (Finding("path_is_file", "error", text, "give the folder of the checkpoint"),)
+
+
+def _missing(path: str) -> tuple[Finding, ...]:
+    name = shown_path(path)
+    if os.path.islink(path):
+        target = shown_path(os.readlink(path))
+        return (Finding("path_missing", "error", f"{name} is a link to {target}, which does not exist"),)
+    parent, lost, below = dcp_files.nearest_existing(path)
+    text = f"{name} does not exist"
+    direct = not below
+    text += f"; its folder {shown_path(parent)} does" if direct else f"; the nearest folder that does is {shown_path(parent)}"
+    found = dcp_files.listing(parent)
+    if found is None:
+        refused = dcp_files.denied(parent, folder_right="list")
+        return (Finding("path_missing", "error", text), *((permission_finding(refused),) if refused else ()))
+    steps = neighbours.steps_among(found.folders)
+    if steps:
+        shown = ", ".join(shown_path(step) for step in steps[:3])
+        text += f", with {shown}" + (f" and {len(steps) - 3} more" if len(steps) > 3 else "")
+    if found.cut:
+        text += f" (the first {dcp_files.MAX_LISTED} names seen)"
+    step = None
+    likely = neighbours.meant(lost, found.names)
+    if likely is not None:
+        step = f"did you mean {shown_path(os.path.join(parent, likely, below).rstrip('/'))} ?"
+    elif steps and direct:
+        step = f"load {shown_path(os.path.join(parent, steps[0]))}, the newest there"
+    elif not direct or not steps:
+        step = "check the path, and that its file system is mounted on this host"
+    return (Finding("path_missing", "error", text, step),)
+
+
+def _file(path: str) -> tuple[Finding, ...]:
+    name = shown_path(path)
+    try:
+        facts = sniff.sniff(path)
+    except PermissionError:
+        return _permission(path)
+    except (OSError, ValueError) as failure:
+        return (_storage_error(path, failure),)
+    match facts.kind:
+        case "torch_zip" | "torch_legacy":
+            code, step = "torch_save_file", "load it with torch.load, or convert it with torch_save_to_dcp of "
+            step += "torch.distributed.checkpoint.format_utils"
+        case "safetensors":
+            code, step = "safetensors_file", "load it with safetensors.torch.load_file, or give HuggingFaceStorageReader"
+        case "dcp_shard":
+            code, step = "path_is_file", f"give the folder: {shown_path(os.path.dirname(os.path.abspath(path)))}"
+        case "lfs_pointer" | "html_page":
+            code, step = facts.kind, "git lfs pull" if facts.kind == "lfs_pointer" else "download it again"
+        case _:
+            code, step = "path_is_file", "give the folder of the checkpoint, the one that holds .metadata"
+    what = "a file" if facts.kind == "unknown" and not facts.detail else facts.words
+    return (Finding(code, "error", f"{name} is {what}, not the folder of a DCP checkpoint", step),)
+
+
+def _hugging_face(path: str) -> tuple[Finding, ...]:
+    found = dcp_files.listing(path)
+    if found is None or any(name.endswith(".safetensors") for name in found.files):
+        return ()
+    name = shown_path(path)
+    if dcp_metadata.FILE_NAME in found.files:
+        text = f"{name} is a DCP checkpoint without safetensors files"
+        return (Finding("dcp_checkpoint", "error", text, "give FileSystemReader instead of HuggingFaceStorageReader"),)
+    return (Finding("no_checkpoint_files", "error", f"{name} holds no .safetensors file{_contents(found)}", None),)
+
+
+def _contents(found: dcp_files.Listing) -> str:
+    if not found.names:
+        return ": it is empty"
+    some = ", ".join(shown_path(name) for name in sorted(found.names)[:3])
+    return f"; it holds {some}" + (f" and {len(found.names) - 3} more" if len(found.names) > 3 else "")
+
+
+def _folder(path: str, rank: int | None, metadata: DcpMetadata | None, first: tuple[str, ...]) -> tuple[Finding, ...]:
+    found = dcp_files.listing(path)
+    problems: list[Finding] = []
+    if metadata is None:
+        local = rank_local(path, rank)
+        own = rank if local is not None and local.level == "warning" else None
+        metadata, failure = _read(path, own)
+        if local is not None:
+            problems.append(local)
+        if failure == "missing" and local is None:
+            return _no_metadata(path, found)
+        if isinstance(failure, Finding):
+            problems.append(failure)
+        if local is not None and own is not None:
+            common = dcp_files.denied(os.path.join(path, dcp_metadata.FILE_NAME))
+            problems += [permission_finding(common)] if common else []
+    if metadata is None:
+        return tuple(problems)
+    return (*problems, *_contradictions(path, metadata), *dcp_shards.findings(path, metadata, found, first))
+
+
+def _read(path: str, rank: int | None) -> tuple[DcpMetadata | None, Finding | str | None]:
+    file = os.path.join(path, dcp_metadata.FILE_NAME if rank is None else f"__{rank}{dcp_metadata.FILE_NAME}")
+    try:
+        return dcp_metadata.read(path, rank=rank), None
+    except FileNotFoundError:
+        return None, "missing"
+    except PermissionError:
+        return None, permission_finding(dcp_files.refused(file))
+    except OSError as failure:
+        return None, _storage_error(file, failure)
+    except UnreadablePickle as failure:
+        size = os.path.getsize(file) if os.path.isfile(file) else 0
+        text = f"{shown_path(file)} {failure.reason} ({size:,} bytes)"
+        return None, Finding("metadata_unreadable", "error", text, load_instead(path))
+
+
+def _no_metadata(path: str, found: dcp_files.Listing | None) -> tuple[Finding, ...]:
+    name = shown_path(path)
+    if found is None:
+        return (Finding("metadata_missing", "error", f"{name} has no .metadata", load_instead(path)),)
+    shards = [file for file in found.files if dcp_metadata.SHARD_NAME.match(file)]
+    if shards or f"{dcp_metadata.FILE_NAME}.tmp" in found.files:
+        cut = " or more" if found.cut else ""
+        files = "1 file" if len(shards) == 1 else f"{len(shards)}{cut} files"
+        text = f"{name} has no .metadata, so its save never finished: {files} of shards ({fold_names(shards)})"
+        return (Finding("metadata_missing", "error", text, load_instead(path)),)
+    safetensors = sorted(file for file in found.files if file.endswith(".safetensors"))
+    if safetensors:
+        text = f"{name} holds safetensors files ({fold_names(safetensors)}), no DCP checkpoint"
+        step = "give storage_reader=HuggingFaceStorageReader(path), or load them with safetensors"
+        return (Finding("safetensors_file", "error", text, step),)
+    below = neighbours.finished_below(path, found.folders)
+    if below:
+        some = ", ".join(shown_path(one) for one in below[:3])
+        text = f"{name} is no checkpoint, but holds some: {some}" + (" …" if len(below) > 3 else "")
+        return (Finding("no_checkpoint_files", "error", text, f"load {shown_path(os.path.join(path, below[0]))}"),)
+    text = f"{name} holds neither .metadata nor shards{_contents(found)}"
+    return (Finding("no_checkpoint_files", "error", text, load_instead(path)),)
+
+
+def _contradictions(path: str, metadata: DcpMetadata) -> list[Finding]:
+    problems = []
+    file = shown_path(os.path.join(path, dcp_metadata.FILE_NAME))
+    if metadata.version not in _KNOWN_VERSIONS:
+        text = f"{file} is of version {shown_path(metadata.version or '')}, known is 1.0.0"
+        problems.append(Finding("unknown_version", "warning", text, "load it with the torch that saved it"))
+    lost = metadata.not_stored() if metadata.storage else ()
+    if lost:
+        text = f"{file} names {len(lost)} of {len(metadata.entries)} keys that no file holds: {dcp_shards.keys_in_short(lost)}"
+        problems.append(Finding("index_incomplete", "error", f"{text}; a writer of the save failed", load_instead(path)))
+    return problems

@@ -1,0 +1,61 @@
+"""
+What the exception of a failed load tells of files: errors in its chain, the reader, and the file that was in hand.
+
+Read from the traceback's frames at once; no frame is kept. The names are those of torch 2.13,
+`torch/distributed/checkpoint/filesystem.py` (`read_data`) and `state_dict_loader.py` (`local_step`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from types import FrameType, TracebackType
+
+_MAX_CHAIN = 20
+_PLANNING = frozenset({"create_local_plan", "set_up_planner", "create_default_local_load_plan"})
+
+
+def all_errors(error: BaseException | None) -> Iterator[BaseException]:
+    """
+    The error, its causes and what it was raised in, outermost first.
+    """
+    for _ in range(_MAX_CHAIN):
+        if error is None:
+            return
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def planning(error: BaseException | None) -> bool:
+    """
+    Whether the planner raised: the metadata had been read by then, and no shard had been opened.
+    """
+    return any(frame.f_code.co_name in _PLANNING for frame in _frames(error))
+
+
+def chosen_reader(error: BaseException | None) -> str | None:
+    """
+    The name of the class of the storage reader, as the load's frames have it.
+    """
+    for frame in _frames(error):
+        reader = frame.f_locals.get("storage_reader")
+        if reader is not None:
+            return type(reader).__name__
+    return None
+
+
+def suspects(error: BaseException | None) -> tuple[str, ...]:
+    """
+    The names (without folder) of the files that were being read.
+    """
+    found = [frame.f_locals.get("new_path") for frame in _frames(error) if frame.f_code.co_name == "read_data"]
+    found += [one.filename for one in all_errors(error) if isinstance(one, OSError)]
+    names = [os.path.basename(os.fsdecode(path)) for path in found if isinstance(path, str | bytes | os.PathLike)]
+    return tuple(dict.fromkeys(filter(None, names)))
+
+
+def _frames(error: BaseException | None) -> Iterator[FrameType]:
+    traceback: TracebackType | None = None if error is None else error.__traceback__
+    while traceback is not None:
+        yield traceback.tb_frame
+        traceback = traceback.tb_next

@@ -1,0 +1,134 @@
+"""
+The data files of a distributed checkpoint against its metadata, in words: gone, empty, cut off, not readable.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable
+
+from ckpt_sentry.audit.fold import fold, key_list
+from ckpt_sentry.audit.ranks import compact
+from ckpt_sentry.audit.report import Finding
+from ckpt_sentry.checkpoints import dcp_files, neighbours
+from ckpt_sentry.checkpoints.dcp_metadata import SHARD_NAME, DcpMetadata
+from ckpt_sentry.checkpoints.paths import shown_path
+
+_SHOWN_BYTES = 200
+_SHOWN_NAMES = 5
+
+
+def findings(
+    path: str, metadata: DcpMetadata, found: dcp_files.Listing | None, first: Iterable[str] = ()
+) -> tuple[Finding, ...]:
+    """
+    Compare the files in the folder `path` with what the metadata needs, the suspects `first` before the others.
+    """
+    shards = dcp_files.examine(path, dcp_files.needed_sizes(metadata), found, first)
+    empty = tuple(one.file for one in shards.short if one.size == 0)
+    cut = tuple(one for one in shards.short if one.size)
+    problems = []
+    if shards.missing:
+        text = _of_files(path, shards.missing, shards.files, "missing", metadata)
+        problems.append(Finding("shard_missing", "error", f"{text}; {_lost(metadata, set(shards.missing))}", _repair(path)))
+    if empty:
+        text = _of_files(path, empty, shards.files, "empty (0 bytes)", metadata)
+        problems.append(Finding("shard_empty", "error", f"{text}; {_lost(metadata, set(empty))}", _repair(path)))
+    if cut:
+        problems.append(_truncated(path, cut, shards, metadata))
+    problems += _denied(shards.denied)
+    seen = shards.checked + len(shards.missing)
+    if problems and seen < shards.files:
+        text = f"the sizes of {shards.checked} of {shards.files} files of {shown_path(path)} were looked at"
+        problems.append(Finding("shards_not_checked", "info", text))
+    return tuple(problems)
+
+
+def keys_in_short(keys: Collection[str]) -> str:
+    """
+    The first few keys, folded, and how many more there are.
+    """
+    listed = key_list(keys, _SHOWN_BYTES)
+    more = f" and {listed.omitted} more" if listed.omitted else ""
+    return ", ".join(listed.keys) + more
+
+
+def fold_names(names: Collection[str]) -> str:
+    """
+    File names, folded as keys are: `__{0-3}_0.distcp`.
+    """
+    folded = fold(names)
+    more = f" and {len(folded) - _SHOWN_NAMES} more" if len(folded) > _SHOWN_NAMES else ""
+    return ", ".join(folded[:_SHOWN_NAMES]) + more
+
+
+def load_instead(path: str) -> str:
+    """
+    The next step for a checkpoint that cannot be had: another one beside it, where there is one.
+    """
+    other = neighbours.earlier(path)
+    return f"load {shown_path(other)}, or save again" if other else "load another checkpoint, or save again"
+
+
+def _repair(path: str) -> str:
+    return f"copy it again from where it was saved; else {load_instead(path)}"
+
+
+def _of_files(path: str, files: tuple[str, ...], total: int, state: str, metadata: DcpMetadata) -> str:
+    ranks = sorted({int(match[1]) for file in files if (match := SHARD_NAME.search(file))})
+    if len(files) == 1:
+        writer = f", written by rank {ranks[0]}" if ranks else ""
+        return f"{shown_path(os.path.join(path, files[0]))}{writer}, is {state}: 1 of {total} files"
+    writer = f", written by ranks {compact(ranks)}," if len(ranks) > 1 else ""
+    return f"{len(files)} of {total} files of {shown_path(path)} are {state}: {fold_names(files)}{writer}".rstrip(",")
+
+
+def _lost(metadata: DcpMetadata, files: set[str]) -> str:
+    keys = {key for (key, _), stored in metadata.storage.items() if stored.file in files}
+    return f"held {_count(keys, metadata)}: {keys_in_short(keys)}"
+
+
+def _count(keys: Collection[str], metadata: DcpMetadata) -> str:
+    return f"{len(keys)} of {len(metadata.entries)} keys, whole or in part"
+
+
+def _truncated(
+    path: str, cut: tuple[dcp_files.ShardSize, ...], shards: dcp_files.Shards, metadata: DcpMetadata
+) -> Finding:
+    sizes = {one.file: one.size for one in cut}
+    keys = {
+        key
+        for (key, _), stored in metadata.storage.items()
+        if stored.file in sizes and stored.offset + stored.length > sizes[stored.file]
+    }
+    worst = cut[0]
+    if len(cut) == 1:
+        text = f"{shown_path(os.path.join(path, worst.file))} is cut off: {worst.size:,} of at least {worst.needed:,} bytes"
+    else:
+        names = fold_names([one.file for one in cut])
+        text = f"{len(cut)} of {shards.files} files of {shown_path(path)} are cut off: {names}"
+        text += f" ({worst.file}: {worst.size:,} of at least {worst.needed:,} bytes)"
+    text += f"; {_count(keys, metadata)}, lie beyond: {keys_in_short(keys)}"
+    return Finding("shard_truncated", "error", text, _repair(path))
+
+
+def _denied(denied: tuple[dcp_files.Denied, ...]) -> list[Finding]:
+    if not denied:
+        return []
+    first = permission_finding(denied[0])
+    if len(denied) == 1:
+        return [first]
+    return [Finding(first.code, first.level, f"{first.text}; and {len(denied) - 1} more files", first.next)]
+
+
+def permission_finding(denied: dcp_files.Denied) -> Finding:
+    """
+    Say who may not do what with which file.
+    """
+    name = shown_path(denied.path)
+    verb = {"read": "read", "list": "listed", "enter": "entered"}[denied.right]
+    who = f"user {os.geteuid()} on {os.uname().nodename}"
+    owner = "" if denied.mode is None else f": mode {denied.mode:04o}, owner {denied.owner}:{denied.group}"
+    right = "a+r" if denied.right == "read" else "a+rx"
+    text = f"{name} may not be {verb} by {who}{owner}"
+    return Finding("permission_denied", "error", text, f"as its owner: chmod {right} {name}; or run as that user")
