@@ -7,11 +7,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ckpt_sentry.collector import http1, otlp_proto
-from ckpt_sentry.collector.http1 import HttpError
-from ckpt_sentry.collector.otlp_proto import Signal
+
+if TYPE_CHECKING:
+    from ckpt_sentry.collector.http1 import HttpError
+    from ckpt_sentry.collector.otlp_proto import Signal
 
 JSON: Final = "application/json"
 PROTOBUF: Final = "application/x-protobuf"
@@ -36,6 +38,9 @@ class Rejection:
 
 
 def good(signal: Signal, rejection: Rejection | None, media_type: str, headers: dict[str, str]) -> bytes:
+    """
+    The answer to a request that was taken in, wholly or but for the records in `rejection`.
+    """
     count, text = (rejection.count, rejection.text) if rejection else (0, "")
     if media_type == PROTOBUF:
         body = otlp_proto.response(count, text)
@@ -55,6 +60,4 @@ def refusal(error: HttpError, media_type: str, headers: dict[str, str]) -> bytes
         body = otlp_proto.status(code, error.text)
     else:
         body = json.dumps({"code": code, "message": error.text}).encode()
-    return http1.answer(
-        error.status, media_type, body, {**error.headers, **({"Connection": "close"} if headers is None else headers)}
-    )
+    return http1.answer(error.status, media_type, body, {**error.headers, **headers})

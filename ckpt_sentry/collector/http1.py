@@ -59,11 +59,17 @@ class Head:
 
     @property
     def keep_alive(self) -> bool:
+        """
+        Whether the client wants to send more requests on this connection.
+        """
         wish = {word.strip().lower() for word in self.headers.get("connection", "").split(",")}
         return "close" not in wish if self.minor else "keep-alive" in wish
 
     @property
     def media_type(self) -> str:
+        """
+        The Content-Type without parameters, in lower case; "" where there is none.
+        """
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
@@ -209,6 +215,9 @@ def _inflate_member(body: bytes | bytearray, window: int, found: bytearray, limi
 
 
 def too_large(limit: int) -> HttpError:
+    """
+    The refusal of a body that is longer than `limit` bytes.
+    """
     return HttpError(413, f"the body is longer than {limit} bytes")
 
 

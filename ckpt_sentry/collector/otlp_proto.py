@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 if TYPE_CHECKING:
-    from google.protobuf.descriptor import Descriptor, FieldDescriptor
-    from google.protobuf.message import Message
+    from collections.abc import Callable
 
 Signal = Literal["logs", "traces", "metrics"]
 Json = dict[str, Any]
+Message = Any
+Descriptor = Any
+FieldDescriptor = Any
+"""Classes of protobuf, which has no types of its own."""
 
 _HEX_FIELDS: Final = frozenset({"trace_id", "span_id", "parent_span_id"})
 _KEY_VALUE: Final = "opentelemetry.proto.common.v1.KeyValue"
@@ -33,7 +35,7 @@ def parse(signal: Signal, body: bytes) -> Json:
     Raises ValueError for a body that is not such a message.
     """
     # The generated classes are slow to import and not needed where everybody speaks JSON.
-    from google.protobuf.message import DecodeError  # noqa: PLC0415
+    from google.protobuf.message import DecodeError
 
     request = _request_type(signal)()
     try:
@@ -69,14 +71,14 @@ def status(code: int, text: str) -> bytes:
 @cache
 def _request_type(signal: Signal) -> type[Message]:
     if signal == "logs":
-        from opentelemetry.proto.collector.logs.v1 import logs_service_pb2  # noqa: PLC0415
+        from opentelemetry.proto.collector.logs.v1 import logs_service_pb2
 
         return logs_service_pb2.ExportLogsServiceRequest
     if signal == "traces":
-        from opentelemetry.proto.collector.trace.v1 import trace_service_pb2  # noqa: PLC0415
+        from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
         return trace_service_pb2.ExportTraceServiceRequest
-    from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2  # noqa: PLC0415
+    from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2
 
     return metrics_service_pb2.ExportMetricsServiceRequest
 
@@ -104,7 +106,7 @@ def _converter(descriptor: Descriptor) -> Callable[[Any], Json]:
     return convert
 
 
-def _key_value(pair: Any) -> Json:  # noqa: ANN401 - a generated class
+def _key_value(pair: Any) -> Json:
     # Most of a request is these, so they do not take the general way: it is three times slower.
     value = pair.value
     kind = value.WhichOneof("value")
@@ -115,7 +117,7 @@ def _key_value(pair: Any) -> Json:  # noqa: ANN401 - a generated class
     return {"key": pair.key, "value": _any_value(value)}
 
 
-def _any_value(value: Any) -> Json:  # noqa: ANN401 - a generated class
+def _any_value(value: Any) -> Json:
     kind = value.WhichOneof("value")
     if kind not in _KINDS:  # none, or one that only profiles use
         return {}
@@ -167,15 +169,15 @@ _KINDS: Final[dict[str, tuple[str, Callable[[Any], Any] | None]]] = {
     "int_value": ("intValue", str),
     "double_value": ("doubleValue", _double),
     "bytes_value": ("bytesValue", _base64),
-    "array_value": ("arrayValue", lambda array: {"values": [_any_value(item) for item in array.values]}),  # noqa: PD011
-    "kvlist_value": ("kvlistValue", lambda pairs: {"values": [_key_value(pair) for pair in pairs.values]}),  # noqa: PD011
+    "array_value": ("arrayValue", lambda array: {"values": [_any_value(item) for item in array.values]}),
+    "kvlist_value": ("kvlistValue", lambda pairs: {"values": [_key_value(pair) for pair in pairs.values]}),
 }
 _SPECIAL: Final[dict[str, Callable[[Any], Json]]] = {_KEY_VALUE: _key_value, _ANY_VALUE: _any_value}
 
 
 def _varint(value: int) -> bytes:
     found = bytearray()
-    while value > 0x7F:
+    while value >> 7:
         found.append(value & 0x7F | 0x80)
         value >>= 7
     found.append(value)

@@ -17,7 +17,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,11 +25,14 @@ from ckpt_sentry import names
 from ckpt_sentry.collector import answers, http1, otlp_proto
 from ckpt_sentry.collector.answers import Rejection
 from ckpt_sentry.collector.http1 import Head, HttpError
-from ckpt_sentry.collector.otlp_proto import Signal
+from ckpt_sentry.collector.otlp_proto import Signal  # noqa: TC001 - a public annotation
 from ckpt_sentry.telemetry.deadline import Deadline, TimedSocket
 
 if TYPE_CHECKING:
     import io
+    from collections.abc import Iterator
+
+    from typing_extensions import Self
 
 _SIGNALS: Final[dict[str, Signal]] = {"/v1/logs": "logs", "/v1/traces": "traces", "/v1/metrics": "metrics"}
 _CLOSE: Final = {"Connection": "close"}
@@ -160,14 +163,14 @@ class Receiver:
         host, port = self._listener.getsockname()[:2]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
-    def start(self) -> Receiver:
+    def start(self) -> Self:
         """
         Begin to listen; returns itself.
         """
         host, port = self._wanted
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         self._listener = socket.create_server(address[:2], family=family, backlog=128)
-        self._listener.setblocking(False)
+        self._listener.settimeout(0)
         wake, self._waker = socket.socketpair()
         for target, arguments in ((self._accept, (self._listener, wake)), (self._work, ())):
             thread = threading.Thread(target=target, args=arguments, name=f"{names.SCOPE}-receiver", daemon=True)
@@ -198,7 +201,7 @@ class Receiver:
         self._jobs.put(None)
         self._threads[1].join(max(0.0, deadline - time.monotonic()))
 
-    def __enter__(self) -> Receiver:
+    def __enter__(self) -> Self:
         return self.start() if self._listener is None else self
 
     def __exit__(self, *_: object) -> None:
@@ -241,7 +244,7 @@ class Receiver:
             else:
                 return
         with sock, contextlib.suppress(OSError):
-            sock.setblocking(False)
+            sock.settimeout(0)
             error = HttpError(503, "too many connections", Retry_After="1")
             sock.send(answers.refusal(error, answers.JSON, _CLOSE))
 
@@ -254,7 +257,7 @@ class Receiver:
                 stream = timed.makefile()
                 while stream.peek(1) and self._exchange(timed, stream):
                     timed.deadline = Deadline(self._limits.idle)
-        except Exception:  # noqa: BLE001 - a bug in here must not print a traceback into the host's terminal
+        except Exception:  # a bug in here must not print a traceback into the host's terminal
             _log.debug("receiver: a connection failed", exc_info=True)
         finally:
             with self._lock:
@@ -355,7 +358,7 @@ class Receiver:
             return self._sink(Request(job.signal, body))
         except Busy as busy:
             return HttpError(429, "the receiver is busy", Retry_After=str(busy.retry_after))
-        except BaseException:  # noqa: BLE001 - whatever the sink raises, the only worker goes on
+        except BaseException:  # whatever the sink raises, the only worker goes on
             _log.debug("receiver: the sink failed", exc_info=True)
             return HttpError(500, "the request could not be taken in")
 

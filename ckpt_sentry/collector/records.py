@@ -13,13 +13,15 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry.telemetry import otlp_json
 from ckpt_sentry.telemetry.events import Event, LoadFinished
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 KEPT_RUNS: Final = 100
 """Run folders that stay under the state folder; older ones are deleted when a new run begins to write."""
@@ -68,8 +70,8 @@ def state_root(environ: Mapping[str, str] = os.environ) -> Path:
     """
     `$XDG_STATE_HOME/ckpt_sentry`; a relative value is ignored, as the XDG base directory specification says.
     """
-    base = environ.get("XDG_STATE_HOME", "")
-    root = Path(base) if os.path.isabs(base) else Path(environ.get("HOME") or "~").expanduser() / ".local" / "state"
+    base = Path(environ.get("XDG_STATE_HOME", ""))
+    root = base if base.is_absolute() else Path(environ.get("HOME") or "~").expanduser() / ".local" / "state"
     return root / "ckpt_sentry"
 
 

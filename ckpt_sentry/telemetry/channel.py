@@ -13,17 +13,35 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ckpt_sentry.telemetry import otlp_json
 from ckpt_sentry.telemetry.deadline import Deadline, TimedSocket
-from ckpt_sentry.telemetry.events import Event
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from typing_extensions import Self
+
+    from ckpt_sentry.telemetry.events import Event
 
 Reach = Literal["loopback", "anywhere"]
 
-_PATH = "/v1/logs"
-_MAX_ANSWER = 64 * 1024
+_PATH: Final = "/v1/logs"
+_MAX_ANSWER: Final = 64 * 1024
+
+
+class _Connection(http.client.HTTPConnection):
+    """
+    A connection over a socket that is open already; `http.client` opens none itself.
+    """
+
+    sock: TimedSocket  # type: ignore[assignment]  # it has the methods that `http.client` calls
+    auto_open = 0
+
+    def __init__(self, host: str, port: int, sock: TimedSocket) -> None:
+        super().__init__(host, port)
+        self.sock = sock
 
 
 class Channel:
@@ -44,7 +62,7 @@ class Channel:
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
         self._lock = threading.Lock()
-        self._connection: http.client.HTTPConnection | None = None
+        self._connection: _Connection | None = None
         self._pid = os.getpid()
 
     def send(self, event: Event, seconds: float) -> bool:
@@ -92,7 +110,13 @@ class Channel:
         with self._lock:
             self._drop()
 
-    def _own_connection(self) -> http.client.HTTPConnection | None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _own_connection(self) -> _Connection | None:
         if self._pid != os.getpid():
             self._drop()
             self._pid = os.getpid()
@@ -102,8 +126,7 @@ class Channel:
         connection = self._connection
         if connection is None:
             connection = self._connection = _connect(self._host, self._port, deadline)
-        timed: TimedSocket = connection.sock
-        timed.deadline = deadline
+        connection.sock.deadline = deadline
         connection.request("POST", _PATH, body, self._headers)
         response = connection.getresponse()
         answer = response.read(_MAX_ANSWER)
@@ -143,7 +166,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _connect(host: str, port: int, deadline: Deadline) -> http.client.HTTPConnection:
+def _connect(host: str, port: int, deadline: Deadline) -> _Connection:
     """
     Try every address of the host until the deadline. Only the look-up of a name is not bounded by it.
     """
@@ -158,9 +181,7 @@ def _connect(host: str, port: int, deadline: Deadline) -> http.client.HTTPConnec
             sock.close()
             failure = error
             continue
-        connection = http.client.HTTPConnection(host, port)
-        connection.sock = TimedSocket(sock, deadline)
-        return connection
+        return _Connection(host, port, TimedSocket(sock, deadline))
     raise failure or OSError("the host has no address")
 
 

@@ -50,16 +50,22 @@ class TimedSocket:
         self.deadline = deadline
 
     def sendall(self, data: bytes) -> None:
+        """
+        Send all of `data`.
+        """
         self.sock.settimeout(self.deadline.left())
         self.sock.sendall(data)
 
-    def makefile(self, mode: str = "rb") -> io.BufferedReader:
+    def makefile(self, _mode: str = "rb") -> io.BufferedReader:
         """
-        A buffered reader (`mode` is always "rb", as `http.client` asks); closing it leaves the socket open.
+        A buffered reader (the mode is always "rb", as `http.client` asks); closing it leaves the socket open.
         """
         return io.BufferedReader(_Reader(self))
 
     def close(self) -> None:
+        """
+        Close the socket.
+        """
         self.sock.close()
 
 

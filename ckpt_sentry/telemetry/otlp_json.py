@@ -12,11 +12,10 @@ import base64
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry import __version__, names
 from ckpt_sentry.audit import codec
-from ckpt_sentry.audit.report import Identity, LoadReport
 from ckpt_sentry.telemetry.events import (
     EVENT_TYPES,
     Event,
@@ -28,6 +27,9 @@ from ckpt_sentry.telemetry.events import (
     RankEnded,
     RunEnded,
 )
+
+if TYPE_CHECKING:
+    from ckpt_sentry.audit.report import Identity, LoadReport
 
 Json = dict[str, Any]
 Attributes = dict[str, Any]
@@ -181,7 +183,7 @@ def load_id(event: Event) -> str | None:
     return getattr(event, "load_id", None)
 
 
-def any_value(value: object) -> Json:
+def any_value(value: object) -> Json:  # noqa: PLR0911 - one for each kind
     """
     A value as OTLP `AnyValue`.
 

@@ -289,11 +289,13 @@ def test_a_request_without_form_is_counted(request_: dict[str, object], refused:
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(
-        st.sampled_from(["key", "value", "values", "kvlistValue", "arrayValue", "intValue", "doubleValue", "at"]),
-        inner,
-        max_size=3,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["key", "value", "values", "kvlistValue", "arrayValue", "intValue", "doubleValue", "at"]),
+            inner,
+            max_size=3,
+        )
     ),
     max_leaves=10,
 )
