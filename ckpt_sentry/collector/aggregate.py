@@ -116,22 +116,12 @@ class Aggregator:
                 one.superseded = one.superseded or at < number
         return known
 
-    def load_ids(self) -> tuple[str, ...]:
-        """
-        The loads of which more than a stall or an end is known, in order of arrival.
-        """
-        return tuple(load_id for load_id, state in self._loads.items() if state.phases)
-
     def loads(self, *, settled: bool = False) -> tuple[Aggregate, ...]:
         """
         All loads, oldest first. See `aggregate`.
         """
-        return tuple(
-            sorted(
-                (self.aggregate(load_id, settled=settled) for load_id in self.load_ids()),
-                key=lambda load: (load.started_at, load.load_id),
-            )
-        )
+        known = (self.aggregate(load_id, settled=settled) for load_id in self._loads)
+        return tuple(sorted(filter(None, known), key=lambda load: (load.started_at, load.load_id)))
 
     def progress(self, load_id: str) -> Progress:
         """
@@ -165,18 +155,19 @@ class Aggregator:
 
     def aggregate(
         self, load_id: str, *, settled: bool = False, expected: Collection[int] | None = None
-    ) -> Aggregate:
+    ) -> Aggregate | None:
         """
-        What is known of a load now. Raises KeyError for a load that is not known.
+        What is known of a load now; None where no rank is known to have come to it.
 
         Args:
             settled: nothing more will come: ranks without an end are reported as such.
             expected: the ranks that speak to this aggregator (None: all of the world). Nothing is concluded from the
                 silence of others.
         """
-        state = self._loads[load_id]
-        story = self._story(state, expected, settled=settled)
-        return _summarise(state, story)
+        state = self._loads.get(load_id)
+        if state is None or not state.phases:
+            return None
+        return _summarise(state, self._story(state, expected, settled=settled))
 
     def _story(self, state: LoadState, expected: Collection[int] | None, *, settled: bool) -> Story:
         attempt = self._attempts.get((state.identity.run_id, state.identity.attempt)) or Attempt(set())

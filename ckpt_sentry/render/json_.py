@@ -7,7 +7,6 @@ Every key is always there, null where nothing is known. Text is ASCII with escap
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -15,6 +14,7 @@ from ckpt_sentry.audit import codec
 from ckpt_sentry.audit.report import KeyList
 from ckpt_sentry.collector.aggregate import Aggregate
 from ckpt_sentry.collector.summary import Spread
+from ckpt_sentry.render.folded import size as folded_size
 
 SCHEMA: Final = "ckpt_sentry.report/1"
 
@@ -184,7 +184,7 @@ def _fewer_keys(keep: int) -> Callable[[_Data], object]:
         _cut_keys(load["unexpected"], keep)
         items = load["mismatched"]["items"]
         if len(items) > keep:
-            gone = sum(size(item["keys"]) for item in items[keep:])
+            gone = sum(folded_size(item["keys"]) for item in items[keep:])
             load["mismatched"]["omitted"] = load["mismatched"].get("omitted", 0) + gone
             del items[keep:]
 
@@ -193,7 +193,7 @@ def _fewer_keys(keep: int) -> Callable[[_Data], object]:
 
 def _cut_keys(keys: _Data, keep: int) -> None:
     if len(keys.get("keys", ())) > keep:
-        keys["omitted"] = keys.get("omitted", 0) + sum(map(size, keys["keys"][keep:]))
+        keys["omitted"] = keys.get("omitted", 0) + sum(map(folded_size, keys["keys"][keep:]))
         del keys["keys"][keep:]
 
 
@@ -227,29 +227,3 @@ def _shorter_texts(longest: int) -> Callable[[_Data], object]:
         load.update(cut(load))
 
     return shrink
-
-
-_BRACES: Final = re.compile(r"\\.|\{((?:\\.|[^{}\\])*)\}", re.DOTALL)
-_COMMA: Final = re.compile(r"\\.|(,)", re.DOTALL)
-_RANGE: Final = re.compile(r"(\d+)-(\d+)")
-
-
-def size(folded: str) -> int:
-    """
-    How many keys a fold stands for, without expanding it.
-    """
-    total = 1
-    for match in _BRACES.finditer(folded):
-        if match[1] is not None:
-            total *= sum(_item_size(item) for item in _split(match[1]))
-    return total
-
-
-def _split(inside: str) -> list[str]:
-    edges = [-1, *(match.start() for match in _COMMA.finditer(inside) if match[1]), len(inside)]
-    return [inside[low + 1 : high] for low, high in zip(edges, edges[1:], strict=False)]
-
-
-def _item_size(item: str) -> int:
-    numbers = _RANGE.fullmatch(item)
-    return max(1, int(numbers[2]) - int(numbers[1]) + 1) if numbers else 1
