@@ -17,7 +17,7 @@ from ckpt_sentry.collector.aggregate import Aggregator
 from ckpt_sentry.collector.records import Records, place
 from ckpt_sentry.render import terminal
 from ckpt_sentry.telemetry import otlp_json
-from ckpt_sentry.telemetry.events import LoadFailing, LoadFinished, LoadStarted, RunEnded
+from ckpt_sentry.telemetry.events import LoadFailing, LoadFinished
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,11 +36,9 @@ PARTIAL_SECONDS = 5.0
 @dataclass(slots=True)
 class _Watch:
     """
-    How far a load has come, as far as a speaker needs to know to choose its moment.
+    A load that has not been said yet: whether it is good so far, and when something was last heard of it.
     """
 
-    started: set[int] = field(default_factory=set)
-    finished: set[int] = field(default_factory=set)
     good: bool = True
     last: float = field(default_factory=time.monotonic)
 
@@ -50,12 +48,13 @@ class _Watch:
 
 class Speaker:
     """
-    Speaks for the `local_ranks` workers of one launcher. Not thread-safe by itself: every method takes the lock.
+    Speaks for the `local_ranks` workers of one launcher. May be called from several threads.
     """
 
     def __init__(self, records: Records, local_ranks: int, source: str) -> None:
         self._records = records
         self._local_ranks = local_ranks
+        self._first_rank: int | None = None
         self._source = source
         self._aggregator = Aggregator()
         self._watches: dict[str, _Watch] = {}
@@ -87,8 +86,8 @@ class Speaker:
         Say what is ready to be said. Called now and then while the workers run.
         """
         with self._lock:
-            for load_id in [load_id for load_id, watch in self._watches.items() if self._is_ready(watch)]:
-                self._say(load_id)
+            for load_id in [load_id for load_id in self._watches if self._is_ready(load_id)]:
+                self._say(load_id, settled=False)
 
     def settle(self) -> None:
         """
@@ -96,35 +95,41 @@ class Speaker:
         """
         with self._lock:
             for load_id in list(self._watches):
-                self._say(load_id)
+                self._say(load_id, settled=True)
 
     def _note(self, event: Event) -> None:
         self._aggregator.add(event, source=self._source)
         load_id = otlp_json.load_id(event)
         if load_id is None:
             return
+        self._first_rank = event.identity.rank - event.identity.local_rank
         watch = self._watches.setdefault(load_id, _Watch())
         watch.last = time.monotonic()
-        if isinstance(event, LoadStarted):
-            watch.started.add(event.identity.rank)
-        elif isinstance(event, LoadFailing):
+        if isinstance(event, LoadFailing):
             watch.good = False
         elif isinstance(event, LoadFinished):
-            watch.finished.add(event.identity.rank)
             watch.good = watch.good and event.report.verdict == "ok"
-            if self._is_ready(watch):
-                self._say(load_id)
+            if self._is_ready(load_id):
+                self._say(load_id, settled=False)
 
-    def _is_ready(self, watch: _Watch) -> bool:
-        if not watch.finished or watch.finished < watch.started:
-            return False
-        whole = len(watch.finished) >= self._local_ranks or watch.quiet() > PARTIAL_SECONDS
-        return whole and (watch.good or watch.quiet() > QUIET_SECONDS)
+    def _expected(self) -> range | None:
+        """
+        The ranks of this launcher: nothing is concluded from the silence of other nodes.
+        """
+        return None if self._first_rank is None else range(self._first_rank, self._first_rank + self._local_ranks)
 
-    def _say(self, load_id: str) -> None:
-        del self._watches[load_id]
-        aggregate = self._aggregator.aggregate(load_id)
-        if aggregate is not None:
+    def _is_ready(self, load_id: str) -> bool:
+        watch = self._watches[load_id]
+        if self._aggregator.complete(load_id, self._expected()):
+            return watch.good or watch.quiet() > QUIET_SECONDS
+        progress = self._aggregator.progress(load_id)
+        return progress.started <= progress.finished and watch.quiet() > PARTIAL_SECONDS
+
+    def _say(self, load_id: str, *, settled: bool) -> None:
+        watch = self._watches.pop(load_id)
+        aggregate = self._aggregator.aggregate(load_id, settled=settled, expected=self._expected())
+        # Of several nodes the first one says that all is well.
+        if aggregate is not None and not (watch.good and aggregate.verdict == "ok" and self._first_rank):
             say(aggregate)
 
 
@@ -156,8 +161,7 @@ class OwnSpeaker:
             if not isinstance(event, LoadFinished):
                 return
             del self._aggregators[load_id]
-            aggregator.add(RunEnded(identity=event.identity, at=event.at, ok=True), source="")
-            aggregate = aggregator.aggregate(load_id)
+            aggregate = aggregator.aggregate(load_id, expected=(event.identity.rank,))
         if aggregate is not None and (event.identity.rank == 0 or _is_own_failure(event)):
             say(aggregate)
 

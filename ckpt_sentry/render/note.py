@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckpt_sentry.audit.escape import printable
+from ckpt_sentry.render.cells import visible
 
 if TYPE_CHECKING:
     from ckpt_sentry.audit.report import LoadReport
@@ -20,10 +20,10 @@ def note(report: LoadReport) -> str:
     """
     identity = report.identity
     step = "step unknown" if report.step is None else f"step {report.step}"
-    where = f"rank {identity.rank} of {identity.world_size} · {step} · {printable(report.path or 'no path')}"
+    where = f"rank {identity.rank} of {identity.world_size} · {step} · {visible(report.path or 'no path')}"
     lines = [f"ckpt_sentry: {report.entry_point} · {where}"]
     findings = sorted(report.findings, key=lambda finding: _ORDER[finding.level])
-    lines += [f"  {printable(finding.text)}" for finding in findings if finding.level != "info"][:2]
+    lines += [f"  {visible(finding.text)}" for finding in findings if finding.level != "info"][:2]
     if steps := [finding.next for finding in findings if finding.next]:
-        lines.append(f"  next: {printable(steps[0])}")
+        lines.append(f"  next: {visible(steps[0])}")
     return "\n".join(lines)

@@ -11,7 +11,6 @@ import builtins
 import pickle
 from typing import TYPE_CHECKING, Any
 
-from ckpt_sentry import config
 from ckpt_sentry.audit import peers
 from ckpt_sentry.audit.report import Finding, LoadError
 from ckpt_sentry.audit.verdict import verdict
@@ -63,9 +62,8 @@ def conclude(load: Load, exc: BaseException | None) -> None:
     error: LoadError | None = None
     if exc is not None:
         error = _whose(load, exc)
-    elif load.facts.coverage is not None:
-        load.facts = load.facts.with_findings(_partial(load))
-    report = load.finish(verdict(load.facts.coverage, load.facts.findings, error), error)
+    judged = verdict(error=error, coverage=load.facts.coverage, findings=load.facts.findings)
+    report = load.finish(judged, error)
     if exc is not None and not isinstance(exc, INTERRUPTS):
         attach(exc, note(report), report)
 
@@ -140,16 +138,8 @@ def _explain(load: Load, exc: BaseException, error: LoadError) -> list[Finding]:
     if error.message.startswith(_KEY_TEXTS) and load.facts.findings:
         return []
     path = load.notes.get("path")
-    found = list(files.diagnose(path, error=exc)) if path is not None else []
+    found = list(files.diagnose(path, error=exc, rank=load.notes.get("group_rank"))) if path is not None else []
     if any(finding.level == "error" for finding in found):
         return found
     text = f"{error.type}: {error.message}" if error.message else error.type
     return [*found, Finding("rank_raised", "error", text)]
-
-
-def _partial(load: Load) -> list[Finding]:
-    return []
-
-
-def is_strict() -> bool:
-    return config.settings().mode == "strict"

@@ -1,0 +1,91 @@
+"""
+Runs real programs with and without the agent and reads what it recorded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PROGRAMS = Path(__file__).parent.parent / "programs"
+TIMEOUT = 120
+"""Seconds after which a program counts as hung."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """
+    What a program did, and where its records are.
+    """
+
+    code: int
+    out: str
+    err: str
+    records: Path
+
+    def loads(self) -> list[dict[str, Any]]:
+        """
+        The loads in `ckpt-sentry report --json`.
+        """
+        done = command("report", "--json", str(self.records))
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)["loads"]
+
+    def text(self) -> str:
+        """
+        What `ckpt-sentry report` prints.
+        """
+        done = command("report", str(self.records))
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def block(self) -> list[str]:
+        """
+        The agent's own lines on standard error: from its mark to the end of the indented part.
+        """
+        lines, inside = [], False
+        for line in self.err.splitlines():
+            inside = line.startswith("ckpt_sentry ") or (inside and line.startswith("  "))
+            if inside:
+                lines.append(line)
+        return lines
+
+
+def environment(**settings: str) -> dict[str, str]:
+    """
+    The environment of a program: this one's without any setting of the agent or of a launcher.
+    """
+    drop = ("CKPT_SENTRY", "OTEL_", "PYTEST_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI", "TRACEPARENT")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(drop)}
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        kept.pop(name, None)
+    return kept | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200"} | settings
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    """
+    Run `ckpt-sentry`.
+    """
+    line = [sys.executable, "-m", "ckpt_sentry", *words]
+    return subprocess.run(line, env=environment(), capture_output=True, text=True, check=False, timeout=TIMEOUT)
+
+
+def run(
+    program: str, *words: str, folder: Path, ranks: int = 1, flags: tuple[str, ...] = (), **settings: str
+) -> Outcome:
+    """
+    Run a program of `tests/programs`, under torchrun where there are several ranks.
+    """
+    records = folder / "records"
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+    line = [sys.executable, *flags, *launcher, str(PROGRAMS / program), *words]
+    environ = environment(**{"CKPT_SENTRY": "1", "CKPT_SENTRY_DIR": str(records)} | settings)
+    done = subprocess.run(
+        line, env=environ, capture_output=True, text=True, errors="replace", check=False, timeout=TIMEOUT
+    )
+    return Outcome(done.returncode, done.stdout, done.stderr, records)
