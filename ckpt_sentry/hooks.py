@@ -78,6 +78,7 @@ TARGETS: list[tuple[str, str]] = [
 
 _ledger: list[Patch] = []
 _statuses: dict[tuple[str, str], PatchStatus] = {}
+"""By target and attribute; what still waits or has failed as a whole by reference and host module."""
 _installed = False
 _lock = _thread.allocate_lock()
 
@@ -94,9 +95,7 @@ def install(targets: Iterable[tuple[str, str]] | None = None) -> None:
             return
         _installed = True
     for module, reference in tuple(TARGETS if targets is None else targets):
-        target = reference.partition(":")[0].rpartition(".")[2]
-        _note(target, module, WAITING, "not imported yet")
-        _when_imported(module, _resolver(reference), target)
+        _wait_for(module, reference)
 
 
 def uninstall() -> None:
@@ -130,8 +129,7 @@ def status() -> tuple[PatchStatus, ...]:
     """
     What became of each patch, and which targets still wait or have failed; sorted.
     """
-    with _lock:
-        return tuple(sorted(_statuses.values()))
+    return tuple(sorted(tuple(_statuses.values())))
 
 
 def when_imported(module: str, action: Callable[[ModuleType], object]) -> None:
@@ -140,7 +138,14 @@ def when_imported(module: str, action: Callable[[ModuleType], object]) -> None:
 
     At once if it is there already. An exception in `action` is logged and does not reach the host.
     """
-    _when_imported(module, action, None)
+
+    def run(host: ModuleType, *, late: bool) -> None:
+        try:
+            _apply(action, host, late=late)
+        except Exception as error:
+            _report(f"hooks.{module}", error)
+
+    postimport.when_imported(module, run)
 
 
 def patch(owner: Any, attribute: str, wrap: Wrap, *, target: str) -> Patch | None:
@@ -176,55 +181,44 @@ def gate(owner: Any, attribute: str, reason: str, *, target: str) -> None:
     _note(target, f"{patches.name_of(owner)}.{attribute}", GATED, reason)
 
 
-def _when_imported(module: str, action: Callable[[ModuleType], object], target: str | None) -> None:
+def _wait_for(module: str, reference: str) -> None:
     """
-    `target` names the entry of `TARGETS` that this is: its status is kept under the name of the host module.
+    Register one entry of `TARGETS`. It has a status of its own until its single patches speak for it.
     """
+    target = reference.partition(":")[0].rpartition(".")[2]
+    entry = (reference, module)
+
+    def call(host: ModuleType) -> None:
+        path, _, function = reference.partition(":")
+        __import__(path)
+        getattr(sys.modules[path], function)(host)
 
     def run(host: ModuleType, *, late: bool) -> None:
-        first_new = len(_ledger)
         try:
-            action(host)
+            _apply(call, host, late=late)
         except Exception as error:
-            if target is not None:
-                _note(target, module, FAILED, f"{type(error).__name__}: {error}")
-            _report(f"hooks.{module}", error)
+            _statuses[entry] = PatchStatus(target, module, FAILED, f"{type(error).__name__}: {error}")
+            _report(f"hooks.{reference}", error)
         else:
-            if target is not None:
-                _settle(target, module)
-        try:
-            patches.sweep(_ledger[first_new:], into_classes=late)
-        except Exception as error:
-            _report("hooks.sweep", error)
+            _statuses.pop(entry, None)
 
+    _statuses[entry] = PatchStatus(target, module, WAITING, "not imported yet")
     postimport.when_imported(module, run)
 
 
-def _resolver(reference: str) -> Callable[[ModuleType], object]:
+def _apply(action: Callable[[ModuleType], object], host: ModuleType, *, late: bool) -> None:
     """
-    The function behind "module:function", imported only when it is called.
+    Call the action, and look for aliases of what it has patched, also where it stops half-way.
     """
-    module, _, function = reference.partition(":")
-
-    def call(host: ModuleType) -> None:
-        __import__(module)
-        getattr(sys.modules[module], function)(host)
-
-    return call
+    first_new = len(_ledger)
+    try:
+        action(host)
+    finally:
+        patches.sweep(_ledger[first_new:], into_classes=late)
 
 
 def _note(target: str, name: str, state: str, detail: str) -> None:
-    with _lock:
-        _statuses[target, name] = PatchStatus(target, name, state, detail)
-
-
-def _settle(target: str, module: str) -> None:
-    """
-    From here on the single patches speak for this target, unless another part of it has failed on the same module.
-    """
-    with _lock:
-        if (target, module) in _statuses and _statuses[target, module].state == WAITING:
-            del _statuses[target, module]
+    _statuses[target, name] = PatchStatus(target, name, state, detail)
 
 
 def _report(point: str, error: Exception) -> None:

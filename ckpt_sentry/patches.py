@@ -99,7 +99,7 @@ def _names(*, into_classes: bool) -> Iterator[tuple[Any, str, Any]]:
             continue
         for attribute, value in list(namespace(module).items()):
             yield module, attribute, value
-            if into_classes and isinstance(value, type) and namespace(value).get("__module__") == name:
+            if into_classes and issubclass(type(value), type) and namespace(value).get("__module__") == name:
                 for member, inner in list(namespace(value).items()):
                     yield value, member, inner
 
@@ -109,7 +109,8 @@ def namespace(owner: Any) -> Mapping[str, Any]:
     The own attributes of a module or class, without `__getattr__`, `__getattribute__` or any other code of the owner.
     """
     try:
-        if isinstance(owner, type):
+        # `isinstance` would ask the owner for its `__class__`.
+        if issubclass(type(owner), type):
             found = type.__dict__["__dict__"].__get__(owner)
         else:
             found = object.__getattribute__(owner, "__dict__")

@@ -1,0 +1,118 @@
+"""
+The built wheel and an environment with it, once for all tests that start interpreters.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from ckpt_sentry import config, hooks
+
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True)
+class Environment:
+    """
+    A virtual environment. `run` starts its Python with a clean environment of variables.
+    """
+
+    prefix: Path
+    variables: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def python(self) -> Path:
+        return self.prefix / "bin" / "python"
+
+    @property
+    def site_packages(self) -> Path:
+        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        return self.prefix / "lib" / version / "site-packages"
+
+    def command(self, *command: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+        """
+        Run a command in the environment's `bin`. The keyword arguments are variables of the environment.
+        """
+        return subprocess.run(
+            [self.prefix / "bin" / command[0], *command[1:]],
+            env={"PATH": os.defpath, "HOME": str(self.prefix), **self.variables, **variables},
+            cwd=self.prefix,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    def run(self, *arguments: str | Path, **variables: str) -> str:
+        """
+        What Python prints to standard output; it has to exit with 0 and print nothing to standard error.
+        """
+        done = self.command("python", *arguments, **variables)
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
+
+
+def pip(*arguments: str | Path) -> None:
+    subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", *arguments], check=True)
+
+
+def make_environment(prefix: Path) -> Environment:
+    """
+    A new environment that borrows the libraries of ours, but none of the `.pth` files there.
+    """
+    venv.create(prefix, with_pip=False, symlinks=True)
+    made = Environment(prefix)
+    libraries = sysconfig.get_path("purelib")
+    (made.site_packages / "zz_libraries.pth").write_text(f"{libraries}\n")
+    return made
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder], cwd=ROOT, check=True)
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="session")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """
+    An environment without the package's start-up files.
+    """
+    return make_environment(tmp_path_factory.mktemp("bare"))
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Environment:
+    """
+    An environment with the wheel. Not to be changed: copy what you need with `make_environment`.
+    """
+    made = make_environment(tmp_path_factory.mktemp("installed"))
+    pip("--python", made.python, "install", "--no-deps", "--no-index", wheel)
+    return made
+
+
+@pytest.fixture
+def fresh_hooks() -> Iterator[None]:
+    """
+    No hooks installed before, and none left behind.
+    """
+    hooks.uninstall()
+    yield
+    hooks.uninstall()
+
+
+@pytest.fixture
+def fresh_settings() -> Iterator[None]:
+    config.reset()
+    yield
+    config.reset()

@@ -1,0 +1,295 @@
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import logging
+import pickle
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpt_sentry import hooks
+from ckpt_sentry.hooks import PatchStatus
+
+pytestmark = pytest.mark.usefixtures("fresh_hooks")
+
+HOST = """
+def load(x):
+    return x
+
+class Base:
+    def inherited(self):
+        return 1
+
+class Model(Base):
+    def method(self):
+        return self
+
+    @staticmethod
+    def static(x):
+        return x
+
+    @classmethod
+    def made(cls):
+        return cls
+
+    alias = method
+"""
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+    (tmp_path / "host.py").write_text(HOST)
+    (tmp_path / "user.py").write_text("from host import load as mine, Model\nfrom host import *")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield importlib.import_module("host")
+    for name in ("host", "user", "lazy_user", "host_targets", "later"):
+        sys.modules.pop(name, None)
+
+
+def counting(calls: list[Any]) -> hooks.Wrap:  # type: ignore[name-defined]
+    def wrap(original: Callable[..., Any], patch: hooks.Patch) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if patch.active:
+                calls.append(args)
+            return original(*args, **kwargs)
+
+        return wrapper
+
+    return wrap
+
+
+def own(owner: Any) -> dict[str, Any]:
+    return dict(vars(owner))
+
+
+def test_patch_and_restore_a_function(host: types.ModuleType) -> None:
+    before, calls = own(host), []
+    patch = hooks.patch(host, "load", counting(calls), target="t")
+    held = host.load
+    assert (host.load(1), calls) == (1, [(1,)])
+    assert hooks.status() == (PatchStatus("t", "host.load", "applied", ""),)
+    assert pickle.loads(pickle.dumps(held)) is held
+    hooks.uninstall()
+    assert own(host) == before
+    assert hooks.status() == ()
+    assert patch is not None
+    assert not patch.active
+    assert (held(2), calls) == (2, [(1,)])
+
+
+def test_patch_class_attributes_of_every_kind(host: types.ModuleType) -> None:
+    before, base, calls = own(host.Model), own(host.Base), []
+    for name in ("method", "static", "made", "inherited"):
+        hooks.patch(host.Model, name, counting(calls), target="t")
+    model = host.Model()
+    assert (model.method(), host.Model.static(1), host.Model.made()) == (model, 1, host.Model)
+    assert (model.inherited(), host.Base().inherited()) == (1, 1)
+    assert calls == [(model,), (1,), (host.Model,), (model,)]
+    assert type(vars(host.Model)["static"]) is staticmethod
+    assert own(host.Base) == base
+    hooks.uninstall()
+    assert own(host.Model) == before
+    assert "inherited" not in vars(host.Model)
+
+
+def test_an_absent_attribute(host: types.ModuleType) -> None:
+    assert hooks.patch(host, "gone", counting([]), target="t") is None
+    assert hooks.status() == (PatchStatus("t", "host.gone", "absent", "host has no gone"),)
+
+
+def test_a_gated_attribute(host: types.ModuleType) -> None:
+    hooks.gate(host.Model, "method", "torch 2.3 does it itself", target="t")
+    assert hooks.status() == (PatchStatus("t", "host.Model.method", "version-gated", "torch 2.3 does it itself"),)
+
+
+def test_a_wrap_that_raises_leaves_the_attribute(host: types.ModuleType) -> None:
+    before = own(host)
+
+    def wrap(_: Any, __: Any) -> Any:
+        raise ValueError("ours")
+
+    with pytest.raises(ValueError, match="ours"):
+        hooks.patch(host, "load", wrap, target="t")
+    assert own(host) == before
+    assert hooks.status() == (PatchStatus("t", "host.load", "failed", "ValueError: ours"),)
+
+
+def test_nothing_is_wrapped_twice(host: types.ModuleType) -> None:
+    calls: list[Any] = []
+    first = hooks.patch(host, "load", counting(calls), target="t")
+    second = hooks.patch(host, "load", counting(calls), target="t")
+    host.load(1)
+    assert (first is second, calls) == (True, [(1,)])
+
+
+def test_a_later_patch_of_somebody_else_stays(host: types.ModuleType) -> None:
+    calls: list[Any] = []
+    hooks.patch(host, "load", counting(calls), target="t")
+    ours = host.load
+
+    def theirs(x: Any) -> Any:
+        return ("theirs", ours(x))
+
+    host.load = theirs
+    hooks.uninstall()
+    assert host.load is theirs
+    assert (host.load(1), calls) == (("theirs", 1), [])
+
+
+def test_a_late_patch_reaches_the_aliases_and_gives_them_back(host: types.ModuleType) -> None:
+    user = importlib.import_module("user")
+    user.Model.borrowed = host.load
+    user.unrelated = None
+    before = own(host), own(host.Model), own(user)
+    calls: list[Any] = []
+    hooks.when_imported("host", lambda module: hooks.patch(module, "load", counting(calls), target="t"))
+    hooks.when_imported("host", lambda module: hooks.patch(module.Model, "method", counting(calls), target="t"))
+    assert user.mine is user.load is host.load is host.Model.borrowed
+    assert host.Model.alias is host.Model.method
+    assert user.mine(3) == 3
+    assert calls == [(3,)]
+    hooks.uninstall()
+    assert (own(host), own(host.Model), own(user)) == before
+
+
+def test_an_early_patch_reaches_a_circular_import(host: types.ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "host.py").write_text(HOST + "\nimport user\n")
+    del sys.modules["host"]
+    sys.modules.pop("user", None)
+    calls: list[Any] = []
+    hooks.when_imported("host", lambda module: hooks.patch(module, "load", counting(calls), target="t"))
+    fresh = importlib.import_module("host")
+    assert fresh is not host
+    sys.modules["user"].mine(1)
+    assert calls == [(1,)]
+
+
+def test_the_sweep_loads_no_lazy_module(host: types.ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "lazy_user.py").write_text("raise AssertionError('was loaded')")
+    spec = importlib.util.find_spec("lazy_user")
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader = importlib.util.LazyLoader(spec.loader)  # type: ignore[arg-type]
+    lazy = importlib.util.module_from_spec(spec)
+    sys.modules["lazy_user"] = lazy
+    spec.loader.exec_module(lazy)
+
+    class Odd:
+        def __getattr__(self, name: str) -> Any:
+            raise AssertionError(name)
+
+    sys.modules["user"] = Odd()  # type: ignore[assignment]
+    hooks.when_imported("host", lambda module: hooks.patch(module, "load", counting([]), target="t"))
+    assert hooks.status()[0].state == "applied"
+    assert object.__getattribute__(lazy, "__class__").__name__ == "_LazyModule"
+
+
+def test_the_sweep_moves_no_common_value(host: types.ModuleType) -> None:
+    host.DEFAULT = None
+    user = importlib.import_module("user")
+    user.other = None
+    hooks.when_imported("host", lambda module: hooks.patch(module, "DEFAULT", lambda _, __: 5, target="t"))
+    assert (host.DEFAULT, user.other) == (5, None)
+
+
+def test_a_reload_is_patched_again(host: types.ModuleType) -> None:
+    calls: list[Any] = []
+    hooks.when_imported("host", lambda module: hooks.patch(module, "load", counting(calls), target="t"))
+    importlib.reload(host)
+    host.load(1)
+    assert calls == [(1,)]
+    assert hooks.status() == (PatchStatus("t", "host.load", "applied", ""),)
+    hooks.uninstall()
+    assert not hasattr(host.load, "__wrapped__")
+
+
+def targets_module(**functions: Callable[[types.ModuleType], object]) -> None:
+    module = types.ModuleType("host_targets")
+    vars(module).update(functions)
+    sys.modules["host_targets"] = module
+
+
+def test_install_waits_applies_and_goes_on_after_a_failure(
+    host: types.ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "later.py").write_text("def run(): return 1")
+
+    def raising(_: types.ModuleType) -> None:
+        raise ValueError("ours")
+
+    calls: list[Any] = []
+    targets_module(
+        raising=raising,
+        load=lambda module: hooks.patch(module, "load", counting(calls), target="t"),
+        run=lambda module: hooks.patch(module, "run", counting(calls), target="t"),
+    )
+    caplog.set_level(logging.WARNING, "ckpt_sentry")
+    hooks.install(
+        [
+            ("host", "host_targets:raising"),
+            ("host", "host_targets:load"),
+            ("host", "no_such.module:load"),
+            ("later", "host_targets:run"),
+            ("never", "host_targets:run"),
+        ]
+    )
+    assert hooks.installed()
+    failed = (
+        PatchStatus("host_targets", "host", "failed", "ValueError: ours"),
+        PatchStatus("host_targets", "never", "waiting", "not imported yet"),
+        PatchStatus("module", "host", "failed", "ModuleNotFoundError: No module named 'no_such'"),
+        PatchStatus("t", "host.load", "applied", ""),
+    )
+    assert hooks.status() == tuple(
+        sorted([*failed, PatchStatus("host_targets", "later", "waiting", "not imported yet")])
+    )
+    assert importlib.import_module("later").run() == 1
+    assert hooks.status() == tuple(sorted([*failed, PatchStatus("t", "later.run", "applied", "")]))
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+
+
+def test_install_twice_is_once_and_may_follow_uninstall(host: types.ModuleType) -> None:
+    calls: list[Any] = []
+    targets_module(load=lambda module: hooks.patch(module, "load", counting(calls), target="t"))
+    original = vars(host)["load"]
+    for _ in range(2):
+        hooks.install([("host", "host_targets:load")])
+        hooks.install([("host", "host_targets:load")])
+        assert host.load.__wrapped__ is original
+        hooks.uninstall()
+        hooks.uninstall()
+        assert host.load is original
+        assert not hooks.installed()
+
+
+def test_a_half_done_target_has_its_aliases_moved(host: types.ModuleType) -> None:
+    user = importlib.import_module("user")
+
+    def half(module: types.ModuleType) -> None:
+        hooks.patch(module, "load", counting([]), target="t")
+        raise ValueError("ours")
+
+    targets_module(half=half)
+    hooks.install([("host", "host_targets:half")])
+    assert user.mine is host.load
+    assert [(status.attribute, status.state) for status in hooks.status()] == [
+        ("host", "failed"),
+        ("host.load", "applied"),
+    ]
+    hooks.uninstall()
+    assert user.mine is host.load
+    assert not hasattr(host.load, "__wrapped__")
+
+
+def test_the_registry_names_modules_of_this_package() -> None:
+    for _, reference in hooks.TARGETS:
+        module, _, function = reference.partition(":")
+        assert importlib.util.find_spec(module) is not None
+        assert function.startswith("instrument")
