@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from ckpt_sentry import config, speaker
+from ckpt_sentry import config, names, speaker
 from ckpt_sentry.guard import contained
 from ckpt_sentry.telemetry import log, otel
 from ckpt_sentry.telemetry.channel import Channel
@@ -74,7 +74,7 @@ class Outlets:
             began = time.perf_counter()
             self._channel.send(event, self._left)
             self._left -= time.perf_counter() - began
-        if self._otel and event.name != otel.FINISHED:
+        if self._otel and event.name != names.EVENT_LOAD_FINISHED:
             otel.event(event)
 
     @contained("outlets.say")
