@@ -227,23 +227,22 @@ def _short(box: _Box, longest: int) -> Iterator[Fold]:
         last = pending.pop()
         text = _render(last)
         if len(text) > longest and last.count > 1:
-            pending += reversed(_halves(last))
+            pending += reversed(_split(last, len(text) / longest))
         else:
             yield Fold(cut(text, longest), last.count)
 
 
-def _halves(box: _Box) -> tuple[_Box, _Box]:
+def _split(box: _Box, too_long: float) -> list[_Box]:
     """
-    Split a box of more than one key along the axis whose text is the longest.
+    Split a box, `too_long` times as long as it may be, along the axis whose text is the longest.
     """
     widest = max((hole for hole, axis in enumerate(box.axes) if len(axis) > 1), key=lambda h: len(_braces(box.axes[h])))
     axis = box.axes[widest]
-    middle = len(axis) // 2
     before, after = box.axes[:widest], box.axes[widest + 1 :]
-    return (
-        _Box(box.layouts, (*before, axis[:middle], *after)),
-        _Box(box.layouts, (*before, axis[middle:], *after)),
-    )
+    size = max(1, min(len(axis) // 2, int(len(axis) / too_long)))
+    return [
+        _Box(box.layouts, (*before, axis[start : start + size], *after)) for start in range(0, len(axis), size)
+    ]
 
 
 def _pieces(text: str) -> Iterator[list[str]]:

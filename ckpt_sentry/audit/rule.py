@@ -1,0 +1,155 @@
+"""
+A rule that turns checkpoint keys into model keys: what it does, in code and in words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Final, Literal, NamedTuple
+
+from ckpt_sentry.audit.escape import shown
+
+WRAPPERS: Final = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+"""Components that DistributedDataParallel, torch.compile, FSDP and activation checkpointing put into paths."""
+
+_SHORT_NAMES: Final = (("gamma", "weight"), ("beta", "bias"), ("w", "weight"), ("b", "bias"))
+KNOWN: Final = frozenset({*_SHORT_NAMES, *((new, old) for old, new in _SHORT_NAMES)})
+"""Pairs that need no other evidence: the names of TensorFlow, and the short ones."""
+
+Kind = Literal["prefix", "wrapper", "component", "combined"]
+
+
+class Swap(NamedTuple):
+    """
+    A component that has another name: `last` where only the last component of a key is meant.
+    """
+
+    old: str
+    new: str
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """
+    Steps from a checkpoint key to a model key, in this order.
+
+    Components `dropped` are removed from checkpoint keys and `inserted` where the model has them; then the prefix
+    `remove` becomes the prefix `add` (each ends with a dot, or is empty); then components are swapped.
+    """
+
+    dropped: tuple[str, ...] = ()
+    inserted: tuple[str, ...] = ()
+    remove: str = ""
+    add: str = ""
+    swaps: tuple[Swap, ...] = ()
+
+    @property
+    def steps(self) -> int:
+        """
+        The number of things that a person has to be told.
+        """
+        return len(self.dropped) + len(self.inserted) + bool(self.remove) + bool(self.add) + len(self.swaps)
+
+    @property
+    def is_guess(self) -> bool:
+        """
+        Whether the rule puts one name in place of another that it is not known to stand for.
+        """
+        return bool(self.remove and self.add) or any((old, new) not in KNOWN for old, new, _ in self.swaps)
+
+    @property
+    def kind(self) -> Kind:
+        kinds: list[Kind] = []
+        if self.dropped or self.inserted:
+            kinds.append("wrapper")
+        if self.remove or self.add:
+            kinds.append("prefix")
+        if self.swaps:
+            kinds.append("component")
+        return kinds[0] if len(kinds) == 1 else "combined"
+
+    def words(self) -> str:
+        """
+        Say the rule. Each literal stands with the dots that set it off in the key.
+        """
+        parts = [f'strip "{shown(name)}." wherever it stands' for name in self.dropped]
+        parts += [f'insert "{shown(name)}." where the model has it' for name in self.inserted]
+        if self.remove and self.add:
+            parts.append(f'the prefix "{shown(self.remove)}" becomes "{shown(self.add)}"')
+        elif self.remove:
+            parts.append(f'strip the prefix "{shown(self.remove)}"')
+        elif self.add:
+            parts.append(f'add the prefix "{shown(self.add)}"')
+        for old, new, last in self.swaps:
+            before, after = (f".{old}", f".{new}") if last else (f"{old}.", f"{new}.")
+            parts.append(f'"{shown(before)}" becomes "{shown(after)}"')
+        return ", ".join(parts)
+
+    def targets(self, model_keys: Iterable[str]) -> dict[str, str | None]:
+        """
+        Map each model key without its inserted components to itself; to None where two come out the same.
+        """
+        if not self.inserted:
+            return {key: key for key in model_keys}
+        drop = without(self.inserted)
+        found: dict[str, str | None] = {}
+        for key in model_keys:
+            bare = drop(key)
+            found[bare] = None if bare in found else key
+        return found
+
+    def apply(self, keys: Iterable[str], targets: Mapping[str, str | None]) -> Iterator[tuple[str, str]]:
+        """
+        Yield (checkpoint key, model key) for each key that the rule leads to a target.
+
+        A key without the prefix is tried as it is, and one with it also without the change of prefix: a prefix may
+        stand before a part of the keys only.
+        """
+        drop, swap = without(self.dropped), _swapper(self.swaps)
+        for key in keys:
+            bare = drop(key)
+            changed = self.add + bare[len(self.remove) :] if bare.startswith(self.remove) else bare
+            target = targets.get(swap(changed))
+            if target is None and self.swaps and changed is not bare:
+                target = targets.get(swap(bare))
+            if target is not None:
+                yield key, target
+
+
+def _same(key: str) -> str:
+    return key
+
+
+@cache
+def _wrapper_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(rf"(?:^|(?<=\.))(?:(?:{'|'.join(map(re.escape, names))})\.)+")
+
+
+def without(names: tuple[str, ...]) -> Callable[[str], str]:
+    """
+    Give the function that takes components out of a key, wherever they stand before the last one.
+    """
+    if not names:
+        return _same
+    sub = _wrapper_pattern(names).sub
+    return lambda key: sub("", key)
+
+
+def _swapper(swaps: tuple[Swap, ...]) -> Callable[[str], str]:
+    if not swaps:
+        return _same
+    anywhere = {old: new for old, new, last in swaps if not last}
+    at_end = {old: new for old, new, last in swaps if last}
+
+    def swap(key: str) -> str:
+        parts = key.split(".")
+        if anywhere:
+            parts = [anywhere.get(part, part) for part in parts]
+        parts[-1] = at_end.get(parts[-1], parts[-1])
+        return ".".join(parts)
+
+    return swap
