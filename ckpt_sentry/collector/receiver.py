@@ -25,7 +25,7 @@ from ckpt_sentry import names
 from ckpt_sentry.collector import answers, http1, otlp_proto
 from ckpt_sentry.collector.answers import Rejection
 from ckpt_sentry.collector.http1 import Head, HttpError
-from ckpt_sentry.collector.otlp_proto import Signal  # noqa: TC001 - a public annotation
+from ckpt_sentry.collector.otlp_proto import Signal
 from ckpt_sentry.telemetry.deadline import Deadline, TimedSocket
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ class Receiver:
         with listener, wake, selectors.DefaultSelector() as selector:
             selector.register(listener, selectors.EVENT_READ)
             selector.register(wake, selectors.EVENT_READ)
-            while not self._closing:
+            while True:
                 selector.select()
                 if self._closing:
                     break

@@ -36,7 +36,7 @@ class _Connection(http.client.HTTPConnection):
     A connection over a socket that is open already; `http.client` opens none itself.
     """
 
-    sock: TimedSocket  # type: ignore[assignment]  # it has the methods that `http.client` calls
+    sock: TimedSocket  # it has the methods that `http.client` calls
     auto_open = 0
 
     def __init__(self, host: str, port: int, sock: TimedSocket) -> None:

@@ -316,13 +316,15 @@ def test_a_sink_that_hangs_is_503() -> None:
 
 
 def test_too_many_connections_are_503(got: list[Request]) -> None:
-    with receiving(got.append, limits=Limits(connections=1)) as receiver:
-        with closing(http.client.HTTPConnection(*host_port(receiver), timeout=10)) as first:
-            first.request("POST", "/v1/logs", b"{}", {"Content-Type": JSON, "Authorization": f"Bearer {TOKEN}"})
-            assert first.getresponse().read() == b"{}"
-            answer = raw(receiver, b"")
-            assert answer.startswith(b"HTTP/1.1 503 ")
-            assert b"Retry-After: 1\r\n" in answer
+    with (
+        receiving(got.append, limits=Limits(connections=1)) as receiver,
+        closing(http.client.HTTPConnection(*host_port(receiver), timeout=10)) as first,
+    ):
+        first.request("POST", "/v1/logs", b"{}", {"Content-Type": JSON, "Authorization": f"Bearer {TOKEN}"})
+        assert first.getresponse().read() == b"{}"
+        answer = raw(receiver, b"")
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"Retry-After: 1\r\n" in answer
 
 
 def test_the_sink_is_called_by_one_thread_in_order() -> None:

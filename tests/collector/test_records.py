@@ -251,7 +251,7 @@ def test_the_newest_run_folders_stay(tmp_path: Path) -> None:
     assert records.prune(tmp_path / "nowhere") == 0
 
 
-def test_the_first_record_of_a_run_prunes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_record_of_a_run_prunes(tmp_path: Path) -> None:
     for number in range(records.KEPT_RUNS + 1):
         path = write(tmp_path / f"run{number}", event(f"run{number}"))
         os.utime(path, (number, number))
