@@ -144,13 +144,13 @@ class Aggregator:
 
     def complete(self, load_id: str, expected: Collection[int] | None = None) -> bool:
         """
-        Whether every expected rank (None: of the world) has finished the load or has ended. False for an unknown load.
+        Whether every expected rank (see `aggregate`) has finished the load or has ended. False for an unknown load.
         """
         state = self._loads.get(load_id)
         if state is None or not state.phases:
             return False
         story = self._story(state, expected, settled=False)
-        wanted = range(state.world_size) if expected is None else expected
+        wanted = state.reach if expected is None else expected
         return all(rank in state.finished or story.is_over(rank) for rank in wanted)
 
     def aggregate(
@@ -161,8 +161,8 @@ class Aggregator:
 
         Args:
             settled: nothing more will come: ranks without an end are reported as such.
-            expected: the ranks that speak to this aggregator (None: all of the world). Nothing is concluded from the
-                silence of others.
+            expected: the ranks that speak to this aggregator (None: all of each node of which one was heard). Nothing
+                is concluded from the silence of others.
         """
         state = self._loads.get(load_id)
         if state is None or not state.phases:
@@ -171,7 +171,7 @@ class Aggregator:
 
     def _story(self, state: LoadState, expected: Collection[int] | None, *, settled: bool) -> Story:
         attempt = self._attempts.get((state.identity.run_id, state.identity.attempt)) or Attempt(set())
-        wanted = range(state.world_size) if expected is None else expected
+        wanted = state.reach if expected is None else expected
         return Story(state, attempt, wanted, self._order_by, settled=settled)
 
 
@@ -242,9 +242,7 @@ def _mismatches(report: LoadReport | None) -> Mismatches:
     return Mismatches(sum(item.count for item in report.mismatched), report.mismatched)
 
 
-def _verdict(
-    story: Story, groups: list[Saying], found: tuple[RankFinding, ...], first: Cause | None
-) -> Verdict:
+def _verdict(story: Story, groups: list[Saying], found: tuple[RankFinding, ...], first: Cause | None) -> Verdict:
     verdicts = {one.report.verdict for one in groups}
     codes = {one.code for one in found if one.level != "info"}
     if first is not None or codes & {"rank_killed", "rank_exited", "rank_raised"}:

@@ -13,7 +13,7 @@ from ckpt_sentry.audit import ranks
 from ckpt_sentry.audit.peers import is_loss
 from ckpt_sentry.audit.report import LoadError
 from ckpt_sentry.collector.groups import MAX_RANKS, Failure, LoadState
-from ckpt_sentry.collector.summary import JobError, OrderBy, RankFinding, Unfinished, doing
+from ckpt_sentry.collector.summary import STILL_WAITING, JobError, OrderBy, RankFinding, Unfinished, doing
 from ckpt_sentry.telemetry.events import RankEnded
 
 GRACE: Final = 15.0
@@ -218,7 +218,7 @@ class Story:
             return "nothing more was heard"
         if self.is_over(rank):
             return "its process ended without a word"
-        return "still waiting" if rank in self.state.stalls else "under way"
+        return STILL_WAITING if rank in self.state.stalls else "under way"
 
     def findings(self) -> list[RankFinding]:
         """
@@ -248,11 +248,11 @@ class Story:
     def _absent_findings(self, found: list[RankFinding]) -> None:
         if not self.troubled:
             return
-        guilty = [rank for rank in self.absent if self._guilty(rank)]
-        alive = [rank for rank in self.absent if rank not in set(guilty) and self._missed(rank)]
-        found += _by(guilty, lambda rank: ("rank_absent", f"never came to this load: it {_was(self.ends[rank].event)}"), "error")
-        killed = (rank for rank in guilty if self.ends[rank].event.how == "killed")
-        found += _by(killed, lambda rank: ("rank_killed", f"{_was(self.ends[rank].event)} {doing(None)}"), "error", _NEXT)
+        ended = {rank: self.ends[rank].event for rank in self.absent if self._guilty(rank)}
+        alive = [rank for rank in self.absent if rank not in ended and self._missed(rank)]
+        killed = [rank for rank, event in ended.items() if event.how == "killed"]
+        found += _by(ended, lambda rank: ("rank_absent", f"never came to this load: it {_was(ended[rank])}"), "error")
+        found += _by(killed, lambda rank: ("rank_killed", f"{_was(ended[rank])} {doing(None)}"), "error", _NEXT)
         found += _by(alive, self._absence, "error", _NEXT)
 
     def _missed(self, rank: int) -> bool:

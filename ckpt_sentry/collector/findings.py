@@ -5,7 +5,7 @@ The findings of a job: those of the ranks merged, those that only a look at all 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from ckpt_sentry.audit import ranks
@@ -24,7 +24,9 @@ _FIRST: Final = (
     "values_not_loaded", "tied_weights_lost", "non_finite_values", "meta_left", "paths_differ", "steps_differ",
     "shape_mismatch", "type_mismatch", "missing_keys",
 )  # fmt: skip
-_LAST: Final = ("low_coverage", "dtype_cast", "unexpected_keys", "rank_raised", "key_sets_differ", "peer_failed", "left_out")
+_LAST: Final = (
+    "low_coverage", "dtype_cast", "unexpected_keys", "rank_raised", "key_sets_differ", "peer_failed", "left_out",
+)  # fmt: skip
 _ORDER: Final = {code: place for place, code in enumerate((*_FIRST, None, *_LAST))}
 """Causes before their effects: a rename explains missing keys, a missing folder explains everything."""
 
@@ -64,10 +66,27 @@ def merged(groups: list[Saying]) -> list[RankFinding]:
             levels, members, _, _ = rows.setdefault(key, ([], set(), one.text, one.next))
             levels.append(one.level)
             members |= group.ranks
+    everyone = set[int]().union(*(group.ranks for group in groups))
     return [
-        RankFinding(code, min(levels, key=LEVELS.__getitem__), ranks.compact(members), text, step)
+        RankFinding(
+            code,
+            min(levels, key=LEVELS.__getitem__),
+            ranks.compact(members),
+            text,
+            _other_model(members, everyone - members) if code == "shape_mismatch" and members != everyone else step,
+        )
         for (code, _), (levels, members, text, step) in rows.items()
     ]
+
+
+def _other_model(members: set[int], others: set[int]) -> str:
+    some, rest = _named(members), _named(others)
+    build = "builds" if len(members) == 1 else "build"
+    return f"{some} {build} another model than {rest}: compare {'its' if len(members) == 1 else 'their'} configuration"
+
+
+def _named(members: Collection[int]) -> str:
+    return f"rank{'s'[: len(members) > 1]} {ranks.compact(members)}"
 
 
 def divergence(state: LoadState, groups: list[Saying]) -> list[RankFinding]:
@@ -95,7 +114,7 @@ def _sorted_by_value(values: Mapping[int, str]) -> dict[str, list[int]]:
 
 
 def _differ(code: str, what: str, rows: dict[str, list[int]], step: str | None) -> RankFinding:
-    some = [f"{value} (rank{'s'[: len(row) > 1]} {ranks.compact(row)})" for value, row in list(rows.items())[:4]]
+    some = [f"{value} ({_named(row)})" for value, row in list(rows.items())[:4]]
     more = f" and {len(rows) - 4} others" if len(rows) > 4 else ""  # noqa: PLR2004
     everyone = ranks.compact(rank for row in rows.values() for rank in row)
     return RankFinding(code, "warning", everyone, f"{what}: {', '.join(some)}{more}", step)
@@ -120,9 +139,7 @@ def _key_sets(groups: list[Saying]) -> list[RankFinding]:
 
 
 def _asks(members: set[int], keys: int | None) -> str:
-    names = ranks.compact(members)
-    who = f"rank {names}" if len(members) == 1 else f"ranks {names}"
-    return f"{who} for {keys:,}" if keys is not None else who
+    return f"{_named(members)} for {keys:,}" if keys is not None else _named(members)
 
 
 def _unexplained(state: LoadState, found: list[RankFinding]) -> list[RankFinding]:

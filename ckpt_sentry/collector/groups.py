@@ -7,6 +7,7 @@ Memory grows with distinct reports; a rank costs a few numbers.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -19,6 +20,7 @@ LoadEvent = LoadStarted | PhaseEntered | LoadFailing | LoadFinished | LoadStalle
 
 FIRST_PHASE: Final = "setup"
 MAX_RANKS: Final = 1 << 18
+MAX_NODE_RANKS: Final = 1024
 MAX_GROUPS: Final = 512
 MAX_STACKS: Final = 64
 MAX_STACK_CHARS: Final = 8_000
@@ -106,6 +108,8 @@ class LoadState:
     phase_seconds: dict[str, dict[int, float]] = field(default_factory=dict)
     sayings: dict[LoadReport, Saying] = field(default_factory=dict)
     nodes: dict[int, str] = field(default_factory=dict)
+    _reach: set[int] = field(default_factory=set)
+    _heard: dict[str, list[int]] = field(default_factory=dict)
     paths: dict[int, str] = field(default_factory=dict)
     world_size: int = 1
     last_at: float = 0.0
@@ -131,7 +135,8 @@ class LoadState:
         if not 0 <= rank < MAX_RANKS:
             self.left_out += 1
             return
-        self.nodes[rank] = self._share(event.identity.node)
+        if rank not in self.nodes:
+            self._meet(event.identity)
         self.world_size = max(self.world_size, min(event.identity.world_size, MAX_RANKS), rank + 1)
         self.last_at = max(self.last_at, event.at)
         if isinstance(event, LoadStalled):
@@ -149,6 +154,27 @@ class LoadState:
             self._failing(rank, Failure(order, event.at, source, event.error, not is_loss(event.error)))
         else:
             self._finished(rank, event, order, source)
+
+    @property
+    def reach(self) -> Collection[int]:
+        """
+        The ranks that are to be expected: all of each node of which one has been heard.
+
+        The whole world where a node turns out to have more ranks than they say.
+        """
+        if any(heard > told for heard, told in self._heard.values()):
+            return range(self.world_size)
+        return sorted(rank for rank in self._reach if rank < self.world_size)
+
+    def _meet(self, who: Identity) -> None:
+        self.nodes[who.rank] = self._share(who.node)
+        counts = self._heard.setdefault(self.nodes[who.rank], [0, 0])
+        beside = min(who.local_world_size, MAX_NODE_RANKS)
+        counts[0] += 1
+        counts[1] = max(counts[1], beside)
+        first = who.rank - who.local_rank
+        if first not in self._reach or who.rank not in self._reach:
+            self._reach.update(range(max(0, first), first + beside), (who.rank,))
 
     def _started(self, rank: int, event: LoadStarted) -> None:
         self.head = self.head or event

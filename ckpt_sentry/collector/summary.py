@@ -36,6 +36,9 @@ SEVERITY: Final[dict[str, int]] = {
 
 LEVELS: Final[dict[str, int]] = {"error": 0, "warning": 1, "info": 2}
 
+STILL_WAITING: Final = "still waiting"
+"""Why a rank is unfinished that has said that it has been in the load, or away from it, for too long."""
+
 _DOING: Final[dict[str, str]] = {
     "setup": "while setting up",
     "plan": "while planning",

@@ -4,6 +4,7 @@ Counting what a fold stands for (see `audit.fold`), without expanding it: a fold
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Final
 
@@ -25,7 +26,7 @@ def size(folded: str) -> int:
 
 def _split(inside: str) -> list[str]:
     edges = [-1, *(match.start() for match in _COMMA.finditer(inside) if match[1]), len(inside)]
-    return [inside[low + 1 : high] for low, high in zip(edges, edges[1:], strict=False)]
+    return [inside[low + 1 : high] for low, high in itertools.pairwise(edges)]
 
 
 def _item_size(item: str) -> int:

@@ -49,7 +49,7 @@ class Glyphs:
 
 
 UNICODE: Final = Glyphs()
-ASCII: Final = Glyphs(good="ok", bad="FAILED", dot=" - ", arrow="->", more="...")
+ASCII: Final = Glyphs(good="ok", bad="x", dot=" - ", arrow="->", more="...")
 """For streams whose encoding cannot hold the others."""
 
 

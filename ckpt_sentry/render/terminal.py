@@ -1,5 +1,5 @@
 """
-Reports on a terminal or any other text stream: colour where it is wanted, one write for each report, and never an error.
+Reports on a terminal or any other text stream: colour where it is wanted, one write for each, and never an error.
 
 A stream without colour is written to directly; `rich` is imported for colour alone.
 """
@@ -113,8 +113,6 @@ def _coloured(lines: Sequence[Line]) -> str:
         whole.append("\n")
     into = io.StringIO()
     # The lines have their width already: rich must neither wrap nor cut them.
-    console = Console(
-        file=into, force_terminal=True, color_system="standard", width=1 << 16, highlight=False, markup=False, emoji=False
-    )
+    console = Console(file=into, force_terminal=True, color_system="standard", width=1 << 16, highlight=False)
     console.print(whole, end="", soft_wrap=True)
     return into.getvalue()

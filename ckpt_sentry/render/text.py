@@ -12,7 +12,7 @@ from typing import Final
 from ckpt_sentry.audit import ranks
 from ckpt_sentry.audit.report import KeyList, LoadReport
 from ckpt_sentry.collector.aggregate import Aggregate, RankFinding
-from ckpt_sentry.collector.summary import doing
+from ckpt_sentry.collector.summary import STILL_WAITING, doing
 from ckpt_sentry.render import words
 from ckpt_sentry.render.folded import size as folded_size
 from ckpt_sentry.render.page import UNICODE, Glyphs, Line, Page, Segment, Style, plain
@@ -106,23 +106,26 @@ def _glyph(one: Aggregate, glyphs: Glyphs) -> Segment:
 
 def _header(page: Page, one: Aggregate) -> None:
     if one.verdict == "ok":
-        page.header(_glyph(one, page.glyphs), one.entry_point, [*_world(one), *_loaded(one), *_took(one), *_attempt(one)])
+        facts = [*_world(one), *_loaded(one), *_took(one), *_attempt(one)]
+        page.header(_glyph(one, page.glyphs), one.entry_point, facts)
         return
     what = _WRONG[one.verdict]
     error = one.error
     if error is not None and error.type.rsplit(".", 1)[-1] == "LowCoverageError":
         what = "refused" + (f": {_supplied(one)} would load" if _supplied(one) else "")
+    if one.verdict == "stalled" and all(row.why != STILL_WAITING for row in one.unfinished):
+        what = "has not ended"
     title = f"{one.entry_point} {what}"
     if one.verdict in ("failed", "stalled") and one.world_size > 1:
         affected = one.failed_ranks if one.verdict == "failed" else _waiting(one)
         title += f" on {affected:,} of {words.count(one.world_size, 'rank')}" if affected else ""
     title += f" after {words.seconds(max(0.0, one.ended_at - one.started_at))}"
-    facts = []
+    more = []
     if error is not None:
         first = f"rank {error.first_rank} first" if one.world_size > 1 else ""
         first += " by the machines' clocks" if first and error.order_by == "clock" else ""
-        facts.append(", ".join(filter(None, (first, doing(error.phase)))))
-    page.header(_glyph(one, page.glyphs), title, [*facts, *_attempt(one)])
+        more.append(", ".join(filter(None, (first, doing(error.phase)))))
+    page.header(_glyph(one, page.glyphs), title, [*more, *_attempt(one)])
 
 
 def _waiting(one: Aggregate) -> int:
@@ -310,9 +313,8 @@ def _others(page: Page, one: Aggregate) -> None:
         own = only if only.startswith("rank") and " was stopped" in only else f"{words.some_ranks(peers)}: {only}"
         rows.append(_first_line(own))
     told = frozenset(r for f in one.findings if f.code.startswith(("rank_", "peer_")) for r in ranks.parse(f.ranks))
-    for row in one.unfinished:
-        if not told.issuperset(ranks.parse(row.ranks)):
-            rows.append(f"{words.some_ranks(row.ranks)}: {row.why}, {doing(row.phase)}")
+    untold = (row for row in one.unfinished if not told.issuperset(ranks.parse(row.ranks)))
+    rows += [f"{words.some_ranks(row.ranks)}: {row.why}, {doing(row.phase)}" for row in untold]
     for place, text in enumerate(rows[:4]):
         page.section("" if place else "others", text, at_most=2)
     if len(rows) > 4:  # noqa: PLR2004

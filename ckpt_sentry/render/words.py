@@ -61,11 +61,11 @@ def count(number: int, noun: str) -> str:
 
 def some_ranks(compact: str) -> str:
     """
-    "rank 2", "ranks 0-1,3", and where that is too long "ranks 0,2,4,… (8,192 ranks)".
+    "rank 2", "ranks 0-1,3", and where that is too long "ranks 0,2,4,... (8,192 ranks)".
     """
     if len(compact) > _LONGEST_RANKS:
         shown = compact[: compact.rfind(",", 0, _LONGEST_RANKS)]
-        return f"ranks {shown},… ({len(ranks.parse(compact)):,} ranks)"
+        return f"ranks {shown},... ({len(ranks.parse(compact)):,} ranks)"
     return f"rank {compact}" if compact.isdigit() else f"ranks {compact}"
 
 
@@ -74,4 +74,4 @@ def shape(dimensions: tuple[int, ...]) -> str:
     "[32, 8]"; many dimensions are cut.
     """
     shown = ", ".join(map(str, dimensions[:8]))
-    return f"[{shown}, …]" if len(dimensions) > 8 else f"[{shown}]"  # noqa: PLR2004
+    return f"[{shown}, ...]" if len(dimensions) > 8 else f"[{shown}]"  # noqa: PLR2004

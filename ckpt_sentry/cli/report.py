@@ -1,0 +1,149 @@
+"""
+`ckpt-sentry report`: what the loads of a run came to, read from its records.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from ckpt_sentry import config
+from ckpt_sentry.collector import records
+from ckpt_sentry.collector.aggregate import Aggregate, Aggregator
+from ckpt_sentry.render import json_, terminal, text
+from ckpt_sentry.render.cells import visible
+from ckpt_sentry.render.page import Line
+from ckpt_sentry.render.words import count
+
+_SOME_RUNS = 5
+
+
+@click.command("report", short_help="Show what the loads of a run came to.")
+@click.argument("source", required=False, metavar="[DIR|FILE|RUN]")
+@click.option("--run", "run_id", metavar="ID", help="The run, or the beginning of its id; else the newest.")
+@click.option("--last", is_flag=True, help="Show the last load of the run alone.")
+@click.option("--all", "everything", is_flag=True, help="Cut no list, and show good loads at length too.")
+@click.option("--list", "list_runs", is_flag=True, help="List the runs that left records.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON (schema ckpt_sentry.report/1).")
+def command(  # noqa: PLR0913 - click passes each option as one
+    *, source: str | None, run_id: str | None, last: bool, everything: bool, list_runs: bool, as_json: bool
+) -> None:
+    """Show what the loads of a run came to: the newest run in a folder or file of records, or the one named.
+
+    Without an argument the records of CKPT_SENTRY_DIR are read, else those in the user's state folder. A file that the
+    OpenTelemetry Collector's file exporter wrote does as well.
+    """
+    where, run_id = _place(source, run_id)
+    try:
+        if list_runs:
+            _list(where)
+            return
+        chosen = _run_id(where, run_id)
+        loads = _loads(where, chosen)
+    except OSError as error:
+        _fail(f"{visible(str(where))} cannot be read: {error.strerror or error}")
+    if last:
+        loads = loads[-1:]
+    if as_json:
+        click.echo(json_.text(json_.document(loads)), nl=False)
+        return
+    if not loads:
+        _say_nothing(where, chosen)
+        return
+    _print(loads, everything=everything)
+
+
+def _place(source: str | None, run_id: str | None) -> tuple[Path, str | None]:
+    """
+    Where to read and which run: an argument that is no file or folder is taken for the id of a run.
+    """
+    default = records.default_source(config.settings().dir)
+    if source is None:
+        if not default.exists():
+            _fail(f"no records: {visible(str(default))} does not exist. Run the job with CKPT_SENTRY=1 first")
+        return default, run_id
+    path = Path(source).expanduser()
+    if path.exists():
+        return path, run_id
+    if run_id is not None or os.sep in source or not default.exists():
+        _fail(f"{visible(source)}: no such file or folder")
+    return default, source
+
+
+def _run_id(where: Path, wanted: str | None) -> str | None:
+    """
+    The whole id of the wanted run; None for the newest.
+    """
+    if wanted is None:
+        return None
+    known = [run.run_id for run in records.runs(where)]
+    found = [wanted] if wanted in known else [run_id for run_id in known if run_id.startswith(wanted)]
+    if len(found) != 1:
+        what = "is the beginning of several runs" if found else "is neither a file, a folder nor a run"
+        some = ", ".join(map(visible, (found or known)[:_SOME_RUNS])) or "none"
+        _fail(f"{visible(wanted)} {what} in {visible(str(where))}; the newest there: {some}")
+    return found[0]
+
+
+def _loads(where: Path, run_id: str | None) -> tuple[Aggregate, ...]:
+    reading = records.read(where, run_id=run_id)
+    aggregator = Aggregator()
+    for sourced in reading:
+        for event in sourced.events:
+            aggregator.add(event, source=sourced.source)
+    _say_damage(reading, aggregator.forgotten)
+    return aggregator.loads(settled=True)
+
+
+def _say_damage(reading: records.Reading, forgotten: int) -> None:
+    notes = []
+    if reading.damaged:
+        notes.append(f"{count(reading.damaged, 'damaged line')} passed over")
+    if reading.refused:
+        notes.append(f"{count(reading.refused, 'record')} could not be understood")
+    notes += [f"{visible(str(path))} could not be read" for path in reading.unreadable]
+    if forgotten:
+        notes.append(f"only the newest loads are shown: {forgotten:,} older ones are left out")
+    for note in notes:
+        click.echo(f"ckpt-sentry: {note}", err=True)
+
+
+def _say_nothing(where: Path, run_id: str | None) -> None:
+    if not records.record_files(where):
+        _fail(f"no records in {visible(str(where))}. Was the job run with CKPT_SENTRY=1 and this CKPT_SENTRY_DIR?")
+    which = f"run {visible(run_id)}" if run_id else "this run"
+    click.echo(f"No load was recorded in {which} ({visible(str(where))}).")
+
+
+def _print(loads: tuple[Aggregate, ...], *, everything: bool) -> None:
+    cells, glyphs = terminal.width(sys.stdout), terminal.glyphs_for(sys.stdout)
+    rows = None if everything else 200
+    lines: list[Line] = []
+    for one in loads:
+        brief = one.verdict == "ok" and not one.findings and not everything and len(loads) > 1
+        if brief:
+            lines.append(text.line(one, cells, glyphs))
+        else:
+            lines += [(), *text.full(one, cells, glyphs, rows)] if lines else text.full(one, cells, glyphs, rows)
+    if not terminal.write(lines, sys.stdout):
+        # The reader is gone (`| head`): nothing may be written any more, at the end of the process neither.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _list(where: Path) -> None:
+    found = records.runs(where)
+    if not found:
+        _fail(f"no records in {visible(str(where))}")
+    for run in found:
+        began = dt.datetime.fromtimestamp(run.started_at).astimezone()
+        click.echo(f"{visible(run.run_id)}  {began:%Y-%m-%d %H:%M:%S}  {count(run.loads, 'load')}")
+
+
+def _fail(message: str) -> NoReturn:
+    click.echo(f"ckpt-sentry: {message}", err=True)
+    sys.exit(2)
