@@ -264,7 +264,8 @@ def _grouped_place() -> _Place | None:
         if distributed is None or not distributed.is_initialized():
             return None
         rank, world = int(distributed.get_rank()), int(distributed.get_world_size())
-    except Exception:  # noqa: BLE001 -- a build without distributed, or an import that is still under way
+    except Exception:
+        # A build without distributed, or an import that is still under way.
         return None
     return _Place(rank, world, rank, world) if 0 <= rank < world else None
 

@@ -99,12 +99,12 @@ def test_process_group(
     distributed = SimpleNamespace(
         is_initialized=lambda: True, get_rank=lambda: group[0], get_world_size=lambda: group[1]
     )
-    monkeypatch.setitem(sys.modules, "torch.distributed", distributed)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torch.distributed", distributed)
     assert place(environ) == expected
 
 
 def test_torch_without_distributed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.distributed", SimpleNamespace())  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torch.distributed", SimpleNamespace())
     assert place({}) == (0, 1, 0, 1)
 
 
@@ -165,7 +165,7 @@ def test_ids(run_id: str, attempt: int, operation: str, ordinal: int, salt: str)
 
 def test_an_id_never_is_all_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        subject.hashlib, "blake2b", lambda _data, digest_size: SimpleNamespace(digest=lambda: bytes(digest_size))
+        "hashlib.blake2b", lambda _data, digest_size: SimpleNamespace(digest=lambda: bytes(digest_size))
     )
     assert subject.load_id("run", 0, "dcp.load", 0) == "0" * 31 + "1"
     assert subject.root_span_id("f" * 32) == "0" * 15 + "1"

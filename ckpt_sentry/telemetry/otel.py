@@ -5,7 +5,7 @@ A host that has set its own providers gets the signals through them, on the call
 OTEL_EXPORTER_OTLP_ENDPOINT or another standard variable asks for it, private providers send from a thread of the
 agent: a call from the host only puts an event in a queue. Nothing global is ever set. A forked child starts afresh.
 
-This module costs nothing to import; the SDK comes with the first event that goes anywhere.
+Importing this module does not import the SDK; that comes, once, with the first event that goes anywhere.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ckpt_sentry.telemetry import otel_env
 from ckpt_sentry.telemetry.events import LoadFinished
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-    from ckpt_sentry.audit.report import LoadReport
+    from ckpt_sentry.audit.report import Identity, LoadReport
     from ckpt_sentry.telemetry.events import Event, LoadStarted
     from ckpt_sentry.telemetry.otel_private import Pipeline
     from ckpt_sentry.telemetry.otel_signals import Signals
@@ -96,7 +96,7 @@ def shutdown(seconds: float = _AT_EXIT) -> None:
     Send what is left within `seconds` and end the agent's thread. Called when the process ends; a later event starts
     it again.
     """
-    global _worker  # noqa: PLW0603
+    global _worker
     worker, _worker = _worker, None
     if worker is not None:
         worker.close(seconds)
@@ -117,13 +117,14 @@ class _Worker:
     One daemon thread, alive from the first event on, that owns the private providers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, build: Callable[[Identity], Pipeline]) -> None:
+        self._build = build
         self._state = threading.Condition()
         self._items: deque[_Item] = deque(maxlen=_QUEUE)
         self._asked = self._answered = 0
         """Flushes asked for, and how many of them are done."""
         self._clean = True
-        self._closing = False
+        self._closing = self._gone = False
         self._failures = 0
         self._pipeline: Pipeline | None = None
         self._thread = threading.Thread(target=self._run, name="ckpt_sentry.otel", daemon=True)
@@ -143,9 +144,9 @@ class _Worker:
             ticket = self._asked
             self._state.notify_all()
             answered = self._state.wait_for(
-                lambda: self._answered >= ticket or not self._thread.is_alive(), max(0.0, deadline - time.monotonic())
+                lambda: self._answered >= ticket or self._gone, max(0.0, deadline - time.monotonic())
             )
-            return answered and self._clean
+            return answered and self._clean and not self._gone
 
     def close(self, seconds: float) -> None:
         with self._state:
@@ -154,18 +155,29 @@ class _Worker:
         self._thread.join(seconds)
 
     def _run(self) -> None:
-        while True:
+        try:
+            while not self._round():
+                pass
+        finally:
+            # Whoever waits for a flush is not to wait for a thread that is gone.
             with self._state:
-                self._state.wait_for(self._has_work, self._patience())
-                items, asked, closing = list(self._items), self._asked, self._closing
-                self._items.clear()
-            clean = self._work(items)
-            with self._state:
-                self._clean, self._answered = clean, asked
-                self._failures = 0 if clean else self._failures + 1
+                self._gone = True
                 self._state.notify_all()
-            if closing:
-                return
+
+    def _round(self) -> bool:
+        """
+        Wait for work and do it; True if it was the last.
+        """
+        with self._state:
+            self._state.wait_for(self._has_work, self._patience())
+            items, asked, closing = list(self._items), self._asked, self._closing
+            self._items.clear()
+        clean = self._work(items)
+        with self._state:
+            self._clean, self._answered = clean, asked
+            self._failures = 0 if clean else self._failures + 1
+            self._state.notify_all()
+        return closing
 
     def _has_work(self) -> bool:
         return bool(self._items) or self._closing or self._asked > self._answered
@@ -191,9 +203,7 @@ class _Worker:
     def _emit(self, item: _Item) -> None:
         who = item.event.identity
         if self._pipeline is None:
-            from ckpt_sentry.telemetry.otel_private import Pipeline
-
-            self._pipeline = Pipeline(who)
+            self._pipeline = self._build(who)
         elif who.pid == os.getpid() and who != self._pipeline.identity:
             self._pipeline.gather()
             self._pipeline.become(who)
@@ -230,9 +240,13 @@ def _running_worker() -> _Worker:
     global _worker  # noqa: PLW0603
     with _starting:
         if _worker is None:
+            # Here and not on the thread: a fork in the middle of another thread's import leaves the child with locked
+            # modules, and once the interpreter has begun to end the SDK cannot be imported any more.
+            from ckpt_sentry.telemetry.otel_private import Pipeline
+
             atexit.unregister(shutdown)
             atexit.register(shutdown)
-            _worker = _Worker()
+            _worker = _Worker(Pipeline)
         return _worker
 
 
@@ -339,7 +353,7 @@ def _after_fork_in_child() -> None:
     """
     The thread is not here, its lock may be held, and what it holds is the parent's to send.
     """
-    global _worker, _starting  # noqa: PLW0603
+    global _worker, _starting
     _worker, _starting = None, threading.Lock()
 
 

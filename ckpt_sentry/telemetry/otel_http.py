@@ -8,6 +8,7 @@ endpoint restarts.
 
 from __future__ import annotations
 
+import encodings.idna  # noqa: F401 -- the first look-up of a host name imports it, on whatever thread that is
 import gzip
 import ssl
 import urllib.error

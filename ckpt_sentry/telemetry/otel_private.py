@@ -1,7 +1,7 @@
 """
 The providers of a job that has none of its own: private, never global, and with one way out for each signal.
 
-Everything here runs on the agent's own thread, so that neither the SDK's import nor a slow endpoint is the host's time.
+All of it runs on the agent's own thread, so that a slow endpoint is not the host's time.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs import export as logs_export
 from opentelemetry.sdk.metrics import Histogram, MeterProvider
 from opentelemetry.sdk.metrics import export as metrics_export
-from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace import export as trace_export
+from opentelemetry.sdk.version import __version__ as sdk_version
 
-from ckpt_sentry import __version__, names
+from ckpt_sentry import names
 from ckpt_sentry.telemetry import otel_env
 from ckpt_sentry.telemetry.otel_http import Lane
 from ckpt_sentry.telemetry.otel_ids import Ids
@@ -70,6 +71,12 @@ class _Logs(_LogExporter):  # type: ignore[misc]
         """
         Nothing to close.
         """
+
+    def force_flush(self, timeout_millis: int = 30000) -> bool:  # noqa: ARG002 -- the SDK's name for it
+        """
+        Nothing that leaves from here.
+        """
+        return True
 
 
 class Pipeline:
@@ -142,7 +149,7 @@ class Pipeline:
         Send the requests. False if some are left for later.
         """
         # Whoever instruments the host's HTTP client must not make spans of this.
-        token = context.attach(context.set_value(context._SUPPRESS_INSTRUMENTATION_KEY, True))  # noqa: SLF001
+        token = context.attach(context.set_value(context._SUPPRESS_INSTRUMENTATION_KEY, value=True))  # noqa: SLF001
         try:
             for lane in self._lanes.values():
                 lane.send()
@@ -170,12 +177,11 @@ def _resource(identity: Identity) -> Resource:
     """
     Who speaks. OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES go before what we know ourselves.
     """
-    given = Resource.create()
-    if str(given.attributes.get(names.ATTR_SERVICE_NAME, "")).startswith("unknown_service"):
-        given = Resource({name: value for name, value in given.attributes.items() if name != names.ATTR_SERVICE_NAME})
     own: dict[str, str | int] = {
         names.ATTR_SERVICE_NAME: names.SCOPE,
-        "service.version": __version__,
+        "telemetry.sdk.name": "opentelemetry",
+        "telemetry.sdk.language": "python",
+        "telemetry.sdk.version": sdk_version,
         names.ATTR_HOST_NAME: identity.node,
         names.ATTR_PROCESS_PID: identity.pid,
         names.ATTR_RUN_ID: identity.run_id,
@@ -186,7 +192,8 @@ def _resource(identity: Identity) -> Resource:
     }
     if slurm_job := os.environ.get("SLURM_JOB_ID"):
         own[names.ATTR_SLURM_JOB] = slurm_job
-    return Resource(own).merge(given)
+    # `Resource.create` asks a pool of threads for the same, which a process that ends cannot start any more.
+    return Resource(own).merge(OTELResourceDetector().detect())
 
 
 def _temporality(environ: Mapping[str, str]) -> dict[type, metrics_export.AggregationTemporality]:

@@ -135,7 +135,7 @@ class Signals:
         if self._meters is not None:
             self._meters.record(report, context)
 
-    def _root(self, tracer: Tracer, ids: Ids, report: LoadReport, place: _Place, attributes: dict[str, Any]) -> None:  # noqa: PLR0913
+    def _root(self, tracer: Tracer, ids: Ids, report: LoadReport, place: _Place, attributes: dict[str, Any]) -> None:
         """
         The span above all ranks. One rank makes it, in its own times: no rank knows the others'.
         """
@@ -150,7 +150,7 @@ class Signals:
             )
         _end(span, report, report.ended_at)
 
-    def _rank(  # noqa: PLR0913
+    def _rank(
         self,
         tracer: Tracer,
         report: LoadReport,
