@@ -249,6 +249,14 @@ _DTENSOR: Final = (
     ("torch.distributed.device_mesh", "DeviceMesh"),
 )
 
+_BUILTINS: Final = ("builtins", "__builtin__")  # protocol 2, torch's own, writes the name that Python 2 had
+_BUILT_IN: Final[dict[str, Callable[..., object]]] = {
+    "dict": mapping,
+    "set": _set,
+    "bytearray": _no_data,
+    "complex": record("builtins", "complex"),
+}
+
 ALLOWED: Final[Allowed] = {
     **{("torch._utils", name): function for name, function in _REBUILD.items()},
     **{(module, name): Dtype(dtype) for name, dtype in _STORAGES.items() for module in ("torch", "torch.cuda")},
@@ -265,10 +273,7 @@ ALLOWED: Final[Allowed] = {
     ("collections", "OrderedDict"): mapping,
     ("collections", "Counter"): mapping,
     ("collections", "defaultdict"): _defaultdict,
-    ("builtins", "dict"): mapping,
-    ("builtins", "set"): _set,
-    ("builtins", "bytearray"): _no_data,
-    ("builtins", "complex"): record("builtins", "complex"),
+    **{(module, name): built for module in _BUILTINS for name, built in _BUILT_IN.items()},
     ("_codecs", "encode"): _no_data,
 }
 """What `torch.load(weights_only=True)` allows, and two dict types of the standard library."""

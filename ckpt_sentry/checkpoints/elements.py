@@ -66,7 +66,7 @@ def open_regular(path: str) -> FileIO:
     """
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "no regular file", path)
-    return open(path, "rb", buffering=0)  # noqa: SIM115 the caller closes it
+    return open(path, "rb", buffering=0)
 
 
 def element_count(shape: Shape) -> int:

@@ -191,7 +191,8 @@ def findings(index: Index, facts: IndexFacts) -> tuple[Finding, ...]:
         found.append(Finding("index_incomplete", "warning", text, _REBUILD))
     if facts.twice:
         last = sorted({names[-1] for names in facts.twice.values()})
-        text = f"{plural(len(facts.twice), 'key')} in several shards ({_keys(facts.twice)}): that of {_some(last)} is loaded"
+        text = f"{plural(len(facts.twice), 'key')} in several shards ({_keys(facts.twice)}): "
+        text += f"that of {_some(last)} is loaded"
         found.append(Finding("duplicate_keys", "warning", text, _REBUILD))
     return tuple(found)
 

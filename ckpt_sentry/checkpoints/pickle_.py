@@ -299,7 +299,11 @@ def _find_nested(top: Mapping[object, object]) -> tuple[str | None, Mapping[obje
             if isinstance(key, str) and (inner := _as_dict(value)) is not None
             if key in _USUAL_NAMES or not (own or "optim" in key.lower())
         ]
-        level = [item for item in level if id(item[1]) not in seen and not seen.add(id(item[1]))][:_MAX_DICTS]  # type: ignore[func-returns-value]
+        # By identity, each once, under its likeliest name: a file may refer to one dict from very many places.
+        level.sort(key=lambda item: _rank(item[0]), reverse=True)
+        unique = {id(inner): (path, inner) for path, inner in level if id(inner) not in seen}
+        seen |= unique.keys()
+        level = list(unique.values())[-_MAX_DICTS:]
         found = [(_rank(path), -_tensors(inner), path, inner) for path, inner in level if _tensors(inner) > own]
         if found:
             _, _, path, inner = min(found, key=lambda item: item[:3])

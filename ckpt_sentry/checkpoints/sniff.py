@@ -202,8 +202,6 @@ def _json(path: str, size: int) -> FileFacts | None:
 
 
 def _other(path: str, head: bytes, size: int) -> FileFacts:
-    if path.endswith(".safetensors") and size <= 8:  # noqa: PLR2004 the length field
-        return FileFacts("truncated", size, "shorter than any safetensors file")
     if head[257:262] == b"ustar":
         return FileFacts("unknown", size, "a tar archive")
     if not head.strip(b"\0"):
@@ -211,6 +209,8 @@ def _other(path: str, head: bytes, size: int) -> FileFacts:
     for magic, words in _OTHERS.items():
         if head.startswith(magic):
             return FileFacts("unknown", size, words)
+    if path.endswith(".safetensors") and size <= 8:  # noqa: PLR2004 the length field
+        return FileFacts("truncated", size, "shorter than any safetensors file")
     return FileFacts("unknown", size)
 
 

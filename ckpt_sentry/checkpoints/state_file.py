@@ -22,8 +22,8 @@ class StateFile:
     """
     What a loader will get from one file. `readable` is False where it will raise; the findings then say why.
 
-    `nested_under`, `nested` and `nested_slots` are as in `pickle_.PickleFacts`; `format` is "safetensors" or
-    "torch_save"; `bytes` is the file's size.
+    `nested_under`, `nested` and `nested_slots` are as in `pickle_.PickleFacts`; `format` is "safetensors",
+    "torch_save" or "dcp"; `bytes` is the file's size.
     """
 
     path: str
@@ -44,6 +44,8 @@ def read(path: str | os.PathLike[str]) -> StateFile:
     Read the header or the pickle of one file. Never raises OSError or HeaderError: they become findings.
     """
     path = os.fspath(path)
+    if path.endswith(".distcp") and (found := sniff.findings(path)):
+        return StateFile(path, "dcp", readable=False, findings=found)
     by_name = "safetensors" if path.endswith(".safetensors") else "torch_save"
     try:
         return _read_safetensors(path) if by_name == "safetensors" else _read_pickle(path)

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from ckpt_sentry.checkpoints import safetensors
+from ckpt_sentry.checkpoints.safetensors import HeaderError
+
+A = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+
+
+def write(path: Path, header: object, body: bytes) -> Path:
+    text = header if isinstance(header, str) else json.dumps(header)
+    path.write_bytes(struct.pack("<Q", len(text.encode())) + text.encode() + body)
+    return path
+
+
+def library_reads(path: Path) -> bool:
+    try:
+        with safe_open(path, framework="pt") as file:
+            file.keys()
+    except SafetensorError:
+        return False
+    return True
+
+
+DTYPES = [
+    "float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 int64 int32 int16 int8 uint8 uint16 uint32 uint64 bool",
+    "complex64 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu",
+]
+
+
+@pytest.mark.parametrize("dtype", " ".join(DTYPES).split())
+def test_names_shapes_and_types_are_those_of_torch(tmp_path: Path, dtype: str) -> None:
+    tensors = {
+        "a": torch.ones(3, 5).to(getattr(torch, dtype)),
+        "scalar": torch.ones(()).to(getattr(torch, dtype)),
+        "none": torch.ones(0, 4).to(getattr(torch, dtype)),
+    }
+    save_file(tensors, tmp_path / "x.safetensors", metadata={"format": "pt"})
+
+    header = safetensors.read(tmp_path / "x.safetensors")
+
+    assert header.metadata == {"format": "pt"}
+    assert {k: (v.shape, v.dtype) for k, v in header.inventory.entries.items()} == {
+        k: (tuple(v.shape), str(v.dtype).removeprefix("torch.")) for k, v in tensors.items()
+    }
+
+
+@pytest.mark.parametrize("dtype", DTYPES[0].split())
+@pytest.mark.parametrize("shape", [(7,), (130, 70), (2, 3, 4), (), (0,)])
+def test_samples_are_the_tensors_own_values(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    tensor = (torch.randn(shape) * 50).abs().to(getattr(torch, dtype))
+    save_file({"before": torch.ones(3), "x": tensor}, tmp_path / "x.safetensors")
+
+    indices, values = safetensors.sample(tmp_path / "x.safetensors", "x")
+
+    assert indices == safetensors.sample_indices(tensor.numel())
+    assert list(values) == tensor.double().flatten()[list(indices)].tolist()
+
+
+HEADERS: dict[str, tuple[object, bytes]] = {
+    "good": ({"a": A}, b"x" * 8),
+    "trailing bytes": ({"a": A}, b"x" * 9),
+    "short": ({"a": A}, b"x" * 7),
+    "two names, one place": ({"a": A, "b": A}, b"x" * 8),
+    "hole": ({"a": A, "b": {**A, "data_offsets": [9, 17]}}, b"x" * 17),
+    "hole at the start": ({"b": {**A, "data_offsets": [1, 9]}}, b"x" * 9),
+    "wrong size": ({"a": {**A, "shape": [3]}}, b"x" * 8),
+    "unknown type": ({"a": {**A, "dtype": "F99"}}, b"x" * 8),
+    "one field more": ({"a": {**A, "more": 1}}, b"x" * 8),
+    "one field less": ({"a": {"dtype": "F32", "shape": [2]}}, b"x" * 8),
+    "float shape": ({"a": {**A, "shape": [2.0]}}, b"x" * 8),
+    "negative shape": ({"a": {**A, "shape": [-2]}}, b"x" * 8),
+    "metadata of numbers": ({"a": A, "__metadata__": {"x": 1}}, b"x" * 8),
+    "no metadata": ({"a": A, "__metadata__": None}, b"x" * 8),
+    "metadata twice": (f'{{"__metadata__":{{}},"__metadata__":{{}},"a":{json.dumps(A)}}}', b"x" * 8),
+    "space before": (f" {json.dumps({'a': A})}", b"x" * 8),
+    "space behind": (f"{json.dumps({'a': A})}   ", b"x" * 8),
+    "list": ([], b""),
+    "empty": ({}, b""),
+    "no elements": ({"a": {"dtype": "F32", "shape": [0, 3], "data_offsets": [0, 0]}, "b": A}, b"x" * 8),
+    "nan": ('{"a": NaN}', b""),
+    "surrogate": (f'{{"\\ud800":{json.dumps(A)}}}', b"x" * 8),
+    "deep": ('{"a":' * 3000, b""),
+    "huge shape": ({"a": {**A, "shape": [2**63, 2**63]}}, b"x" * 8),
+    "half a byte": ({"a": {"dtype": "F4", "shape": [3], "data_offsets": [0, 1]}}, b"x"),
+    "twice the same": (f'{{"a":{json.dumps(A)},"a":{json.dumps(A)}}}', b"x" * 8),
+    "twice": (f'{{"a":{json.dumps(A)},"a":{json.dumps({**A, "data_offsets": [8, 16]})}}}', b"x" * 16),
+}
+
+
+@pytest.mark.parametrize("case", HEADERS)
+def test_what_the_library_refuses_is_refused_and_nothing_else(tmp_path: Path, case: str) -> None:
+    path = write(tmp_path / "x.safetensors", *HEADERS[case])
+
+    try:
+        safetensors.read(path)
+    except HeaderError as error:
+        assert not library_reads(path)
+        assert error.code == ("truncated_file" if case == "short" else "header_invalid")
+        assert error.finding().text.startswith(("x.safetensors", "the safetensors header of x.safetensors"))
+    else:
+        assert library_reads(path)
+
+
+def test_a_name_that_the_json_holds_twice_is_seen(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.safetensors", *HEADERS["twice the same"])
+
+    assert safetensors.read(path).duplicates == ("a",)
+    assert safetensors.read(write(path, *HEADERS["good"])).duplicates == ()
+
+
+def test_packed_elements_are_counted_as_torch_counts_them(tmp_path: Path) -> None:
+    info = {"dtype": "F4", "shape": [4, 4], "data_offsets": [0, 8]}
+    path = write(tmp_path / "x.safetensors", {"a": info}, b"x" * 8)
+
+    assert safetensors.read(path).inventory.entries["a"] == ((4, 2), "float4_e2m1fn_x2")
+    with safe_open(path, framework="pt") as file:
+        assert tuple(file.get_tensor("a").shape) == (4, 2)
+
+
+def test_a_cut_file_says_how_much_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    save_file({"a": torch.ones(10), "b": torch.ones(10), "c": torch.ones(10)}, path)
+    path.write_bytes(path.read_bytes()[:-50])
+
+    with pytest.raises(HeaderError) as caught:
+        safetensors.read(path)
+    assert caught.value.code == "truncated_file"
+    assert caught.value.text == "x.safetensors has 70 of 120 bytes of tensors: 2 of 3 tensors are cut"
+
+
+def test_a_cut_header_is_a_cut_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.safetensors", {"a": A}, b"x" * 8)
+    path.write_bytes(path.read_bytes()[:20])
+
+    with pytest.raises(HeaderError) as caught:
+        safetensors.read(path)
+    assert (caught.value.code, caught.value.text) == (
+        "truncated_file",
+        "x.safetensors ends inside its header (20 bytes)",
+    )
+
+
+@pytest.mark.parametrize(("length", "code"), [(100_000_000, None), (100_000_001, "header_too_large")])
+def test_the_limit_of_the_header_is_the_librarys(tmp_path: Path, length: int, code: str | None) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(struct.pack("<Q", length) + b"{}".ljust(length))
+
+    assert library_reads(path) is (code is None)
+    if code is None:
+        assert safetensors.read(path).inventory.entries == {}
+    else:
+        with pytest.raises(HeaderError, match="100,000,001 bytes") as caught:
+            safetensors.read(path)
+        assert caught.value.code == code
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+tensor_like = st.fixed_dictionaries(
+    {
+        "dtype": st.sampled_from(["F32", "F4", "U8", "XX", 3]),
+        "shape": st.lists(st.integers(-1, 3), max_size=3) | json_values,
+        "data_offsets": st.lists(st.integers(-1, 16), max_size=3) | json_values,
+    }
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(st.text(max_size=3), tensor_like | json_values, max_size=3), st.binary(max_size=24))
+def test_any_header_is_read_or_refused_as_the_library_does(tmp_path_factory: Any, header: Any, body: bytes) -> None:
+    path = write(tmp_path_factory.getbasetemp() / "any.safetensors", header, body)
+
+    try:
+        safetensors.read(path)
+    except HeaderError:
+        assert not library_reads(path)
+    else:
+        assert library_reads(path)
