@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Sequence
 
 from ckpt_sentry.audit.ranks import compact
 from ckpt_sentry.audit.report import Finding
@@ -20,6 +21,7 @@ from ckpt_sentry.checkpoints.dcp_shards import fold_names, load_instead, permiss
 from ckpt_sentry.checkpoints.paths import shown_path
 from ckpt_sentry.checkpoints.unpickle import UnreadablePickle
 
+_SHOWN = 3
 _KNOWN_VERSIONS = frozenset({None, "1.0.0"})
 _STORAGE_ERRNOS = frozenset({errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EREMOTEIO, errno.ETIMEDOUT})
 _FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -40,30 +42,31 @@ def diagnose(
     `StorageReader` class, for a folder of Hugging Face files; `metadata` spares reading it again. Never raises OSError.
     """
     text = os.fspath(path)
-    told = _told_by(error, text)
-    if not text or "://" in text:
-        return told
+    found: tuple[Finding, ...] = ()
+    if text and "://" not in text:
+        found = _no_folder(text)
+        if not found and "HuggingFace" in (reader or chosen_reader(error) or ""):
+            found = _hugging_face(text)
+        elif not found and (metadata is not None or not planning(error)):
+            found = _folder(text, rank, metadata, suspects(error))
+    return found if any(finding.level == "error" for finding in found) else (*found, *_told_by(error, text))
+
+
+def _no_folder(path: str) -> tuple[Finding, ...]:
     try:
-        info = os.stat(text)
+        info = os.stat(path)
     except PermissionError:
-        return _permission(text)
+        return _permission(path)
     except NotADirectoryError:
-        return _parent_is_file(text)
+        return _parent_is_file(path)
     except FileNotFoundError:
-        return _missing(text)
+        return _missing(path)
     except (OSError, ValueError) as failure:
-        return (_storage_error(text, failure),)
+        return (_storage_error(path, failure),)
     if not stat.S_ISDIR(info.st_mode):
-        return _file(text)
-    no_entry = dcp_files.denied(text)
-    if no_entry is not None:
-        return (permission_finding(no_entry),)
-    if "HuggingFace" in (reader or chosen_reader(error) or ""):
-        return _hugging_face(text) or told
-    if metadata is None and planning(error):
-        return told
-    found = _folder(text, rank, metadata, suspects(error))
-    return found if any(finding.level == "error" for finding in found) else (*found, *told)
+        return _file(path)
+    no_entry = dcp_files.denied(path)
+    return () if no_entry is None else (permission_finding(no_entry),)
 
 
 def rank_local(path: str, rank: int | None) -> Finding | None:
@@ -74,8 +77,8 @@ def rank_local(path: str, rank: int | None) -> Finding | None:
     if os.path.isfile(common) and dcp_files.denied(common) is None:
         return None
     found = dcp_files.listing(path)
-    saved = [match[1] for name in (found.files if found else ()) if (match := dcp_metadata.RANK_METADATA_NAME.match(name))]
-    ranks = sorted(int(number) for number in saved)
+    matches = map(dcp_metadata.RANK_METADATA_NAME.match, found.files if found else ())
+    ranks = sorted(int(match[1]) for match in matches if match)
     if not ranks:
         return None
     who = f"ranks {compact(ranks)} saved their own" if len(ranks) > 1 else f"rank {ranks[0]} saved its own"
@@ -136,28 +139,30 @@ def _missing(path: str) -> tuple[Finding, ...]:
         target = shown_path(os.readlink(path))
         return (Finding("path_missing", "error", f"{name} is a link to {target}, which does not exist"),)
     parent, lost, below = dcp_files.nearest_existing(path)
-    text = f"{name} does not exist"
-    direct = not below
-    text += f"; its folder {shown_path(parent)} does" if direct else f"; the nearest folder that does is {shown_path(parent)}"
+    what = "the nearest folder that does is" if below else "its folder exists:"
+    text = f"{name} does not exist; {what} {shown_path(parent)}"
     found = dcp_files.listing(parent)
     if found is None:
         refused = dcp_files.denied(parent, folder_right="list")
         return (Finding("path_missing", "error", text), *((permission_finding(refused),) if refused else ()))
     steps = neighbours.steps_among(found.folders)
     if steps:
-        shown = ", ".join(shown_path(step) for step in steps[:3])
-        text += f", with {shown}" + (f" and {len(steps) - 3} more" if len(steps) > 3 else "")
+        text += f", with {_some(steps)}"
     if found.cut:
-        text += f" (the first {dcp_files.MAX_LISTED} names seen)"
-    step = None
+        text += f" (the first {dcp_files.MAX_LISTED:,} names seen)"
     likely = neighbours.meant(lost, found.names)
     if likely is not None:
-        step = f"did you mean {shown_path(os.path.join(parent, likely, below).rstrip('/'))} ?"
-    elif steps and direct:
+        step = f"did you mean {shown_path(os.path.join(parent, likely, below).rstrip('/'))}?"
+    elif steps and not below:
         step = f"load {shown_path(os.path.join(parent, steps[0]))}, the newest there"
-    elif not direct or not steps:
+    else:
         step = "check the path, and that its file system is mounted on this host"
     return (Finding("path_missing", "error", text, step),)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(shown_path(name) for name in names[:_SHOWN]) + more
 
 
 def _file(path: str) -> tuple[Finding, ...]:
@@ -173,7 +178,7 @@ def _file(path: str) -> tuple[Finding, ...]:
             code, step = "torch_save_file", "load it with torch.load, or convert it with torch_save_to_dcp of "
             step += "torch.distributed.checkpoint.format_utils"
         case "safetensors":
-            code, step = "safetensors_file", "load it with safetensors.torch.load_file, or give HuggingFaceStorageReader"
+            code, step = "safetensors_file", "load it with safetensors.torch.load_file"
         case "dcp_shard":
             code, step = "path_is_file", f"give the folder: {shown_path(os.path.dirname(os.path.abspath(path)))}"
         case "lfs_pointer" | "html_page":
@@ -198,8 +203,7 @@ def _hugging_face(path: str) -> tuple[Finding, ...]:
 def _contents(found: dcp_files.Listing) -> str:
     if not found.names:
         return ": it is empty"
-    some = ", ".join(shown_path(name) for name in sorted(found.names)[:3])
-    return f"; it holds {some}" + (f" and {len(found.names) - 3} more" if len(found.names) > 3 else "")
+    return f"; it holds {_some(sorted(found.names))}"
 
 
 def _folder(path: str, rank: int | None, metadata: DcpMetadata | None, first: tuple[str, ...]) -> tuple[Finding, ...]:
@@ -256,8 +260,7 @@ def _no_metadata(path: str, found: dcp_files.Listing | None) -> tuple[Finding, .
         return (Finding("safetensors_file", "error", text, step),)
     below = neighbours.finished_below(path, found.folders)
     if below:
-        some = ", ".join(shown_path(one) for one in below[:3])
-        text = f"{name} is no checkpoint, but holds some: {some}" + (" …" if len(below) > 3 else "")
+        text = f"{name} is no checkpoint, but holds some: {_some(below)}"
         return (Finding("no_checkpoint_files", "error", text, f"load {shown_path(os.path.join(path, below[0]))}"),)
     text = f"{name} holds neither .metadata nor shards{_contents(found)}"
     return (Finding("no_checkpoint_files", "error", text, load_instead(path)),)
@@ -271,6 +274,7 @@ def _contradictions(path: str, metadata: DcpMetadata) -> list[Finding]:
         problems.append(Finding("unknown_version", "warning", text, "load it with the torch that saved it"))
     lost = metadata.not_stored() if metadata.storage else ()
     if lost:
-        text = f"{file} names {len(lost)} of {len(metadata.entries)} keys that no file holds: {dcp_shards.keys_in_short(lost)}"
-        problems.append(Finding("index_incomplete", "error", f"{text}; a writer of the save failed", load_instead(path)))
+        count = f"{len(lost)} of {len(metadata.entries)} keys"
+        text = f"{file} names {count} that no file holds: {dcp_shards.keys_in_short(lost)}; a writer of the save failed"
+        problems.append(Finding("index_incomplete", "error", text, load_instead(path)))
     return problems

@@ -116,11 +116,12 @@ class DcpMetadata:
         return tuple(sorted(lost))
 
 
-def by_number(name: str) -> tuple[object, ...]:
+def by_number(name: str) -> tuple[list[tuple[int, int, str]], str]:
     """
     A sort key under which `__10_0.distcp` comes after `__9_0.distcp`.
     """
-    return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"([0-9]{1,18})", name))
+    parts = re.split(r"([0-9]{1,18})", name)
+    return [(0, int(part), "") if index % 2 else (1, 0, part) for index, part in enumerate(parts)], name
 
 
 def read(path: str | os.PathLike[str], *, rank: int | None = None, max_bytes: int = MAX_BYTES) -> DcpMetadata:
@@ -248,12 +249,13 @@ def _layout(name: object = "") -> str:
 
 
 _DCP = "torch.distributed.checkpoint"
+_SHARDED = "torch.distributed._shard.sharded_tensor.metadata"
 _RECORDS: Final = (
     *((f"{_DCP}.metadata", name) for name in ("Metadata", "TensorStorageMetadata", "BytesStorageMetadata")),
     *((f"{_DCP}.metadata", name) for name in ("ChunkStorageMetadata", "MetadataIndex", "StorageMeta")),
     *((f"{_DCP}.metadata", name) for name in ("TensorProperties", "_MEM_FORMAT_ENCODING")),
     *((f"{_DCP}.filesystem", name) for name in ("_StorageInfo", "_StoragePrefix")),
-    *(("torch.distributed._shard.sharded_tensor.metadata", name) for name in ("TensorProperties", "MEM_FORMAT_ENCODING")),
+    *((_SHARDED, name) for name in ("TensorProperties", "MEM_FORMAT_ENCODING")),
 )
 _PATH_MODULES = ("pathlib", "pathlib._local")
 ALLOWED: Final[unpickle.Allowed] = {

@@ -29,11 +29,11 @@ def findings(
     cut = tuple(one for one in shards.short if one.size)
     problems = []
     if shards.missing:
-        text = _of_files(path, shards.missing, shards.files, "missing", metadata)
-        problems.append(Finding("shard_missing", "error", f"{text}; {_lost(metadata, set(shards.missing))}", _repair(path)))
+        text = f"{_of_files(path, shards.missing, shards.files, 'missing')}; {_lost(metadata, set(shards.missing))}"
+        problems.append(Finding("shard_missing", "error", text, _repair(path)))
     if empty:
-        text = _of_files(path, empty, shards.files, "empty (0 bytes)", metadata)
-        problems.append(Finding("shard_empty", "error", f"{text}; {_lost(metadata, set(empty))}", _repair(path)))
+        text = f"{_of_files(path, empty, shards.files, 'empty (0 bytes)')}; {_lost(metadata, set(empty))}"
+        problems.append(Finding("shard_empty", "error", text, _repair(path)))
     if cut:
         problems.append(_truncated(path, cut, shards, metadata))
     problems += _denied(shards.denied)
@@ -74,7 +74,7 @@ def _repair(path: str) -> str:
     return f"copy it again from where it was saved; else {load_instead(path)}"
 
 
-def _of_files(path: str, files: tuple[str, ...], total: int, state: str, metadata: DcpMetadata) -> str:
+def _of_files(path: str, files: tuple[str, ...], total: int, state: str) -> str:
     ranks = sorted({int(match[1]) for file in files if (match := SHARD_NAME.search(file))})
     if len(files) == 1:
         writer = f", written by rank {ranks[0]}" if ranks else ""
@@ -103,11 +103,12 @@ def _truncated(
     }
     worst = cut[0]
     if len(cut) == 1:
-        text = f"{shown_path(os.path.join(path, worst.file))} is cut off: {worst.size:,} of at least {worst.needed:,} bytes"
+        text = f"{shown_path(os.path.join(path, worst.file))} is cut off"
+        text += f": {worst.size:,} of at least {worst.needed:,} bytes"
     else:
         names = fold_names([one.file for one in cut])
         text = f"{len(cut)} of {shards.files} files of {shown_path(path)} are cut off: {names}"
-        text += f" ({worst.file}: {worst.size:,} of at least {worst.needed:,} bytes)"
+        text += f" ({shown_path(worst.file)}: {worst.size:,} of at least {worst.needed:,} bytes)"
     text += f"; {_count(keys, metadata)}, lie beyond: {keys_in_short(keys)}"
     return Finding("shard_truncated", "error", text, _repair(path))
 

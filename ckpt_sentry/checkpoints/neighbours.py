@@ -14,6 +14,7 @@ from ckpt_sentry.checkpoints.step import step_in_name
 
 _MAX_COMPARED = 500
 _MAX_TRIED = 20
+_LENGTHS_DIFFER = 2
 _LIKENESS = 0.75
 
 
@@ -31,7 +32,9 @@ def meant(name: str, names: Iterable[str]) -> str | None:
     """
     step = step_in_name(name)
     candidates = sorted(
-        other for other in names if abs(len(other) - len(name)) <= 2 and (step is None or step_in_name(other) == step)
+        other
+        for other in names
+        if abs(len(other) - len(name)) <= _LENGTHS_DIFFER and (step is None or step_in_name(other) == step)
     )
     found = difflib.get_close_matches(name, candidates[:_MAX_COMPARED], 1, _LIKENESS)
     return found[0] if found else None

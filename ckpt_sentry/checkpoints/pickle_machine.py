@@ -20,7 +20,7 @@ _MAX_INT_KEY: Final = 2**60
 _MEMOIZE, _STOP = 0x94, 0x2E
 
 
-class UnreadablePickle(ValueError):
+class UnreadablePickle(ValueError):  # noqa: N818 the pickle is unreadable, which is no fault of ours
     """
     The bytes are no pickle that can be read here: truncated, corrupt, hostile or of an unknown kind.
 
