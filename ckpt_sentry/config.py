@@ -210,8 +210,11 @@ def _is_ours(name: str) -> bool:
 
 
 def _unknown(name: str) -> str:
-    nearest = difflib.get_close_matches(name, [variable.name for variable in VARIABLES if not variable.internal], 1)
-    hint = f"; did you mean {nearest[0]}?" if nearest else ""
+    # Without the prefix, which makes all of them alike.
+    stem = f"{PREFIX}_"
+    known = [variable.name.removeprefix(stem) for variable in VARIABLES if not variable.internal]
+    nearest = difflib.get_close_matches(name.removeprefix(stem).upper(), known, 1)
+    hint = f"; did you mean {stem}{nearest[0]}?" if nearest else ""
     return f"{_cut(name)} is not a setting{hint}"
 
 

@@ -230,9 +230,7 @@ def test_once_for_all_threads(folder: Path, seen: Seen) -> None:
 
 
 def test_registered_while_another_thread_imports(folder: Path, seen: Seen) -> None:
-    (folder / "host_o.py").write_text(
-        "import gate_o\ngate_o.entered.set()\nassert gate_o.leave.wait(30)\nVALUE = 1"
-    )
+    (folder / "host_o.py").write_text("import gate_o\ngate_o.entered.set()\nassert gate_o.leave.wait(30)\nVALUE = 1")
     gate = ModuleType("gate_o")
     gate.entered, gate.leave = threading.Event(), threading.Event()  # type: ignore[attr-defined]
     sys.modules["gate_o"] = gate

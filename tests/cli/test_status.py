@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from ckpt_sentry import __version__, hooks
+from ckpt_sentry.cli.status import SCHEMA
+from tests.conftest import Environment, make_environment
+
+
+def document(environment: Environment, *options: str, **variables: str) -> dict[str, Any]:
+    found = json.loads(environment.run("-m", "ckpt_sentry", "status", "--json", *options, **variables))
+    assert isinstance(found, dict)
+    return found
+
+
+def ways(found: dict[str, Any]) -> dict[str, str]:
+    return {way["name"]: way["state"] for way in found["ways"]}
+
+
+def test_off(installed: Environment) -> None:
+    found = document(installed)
+    assert (found["schema"], found["version"], found["prefix"]) == (SCHEMA, __version__, str(installed.prefix))
+    assert (found["mode"], found["patches"], found["problems"]) == ("off", None, [])
+    assert (ways(found)["site"], ways(found)["run"], ways(found)["code"]) == ("ready", "ready", "ready")
+    assert {setting["source"] for setting in found["settings"]} == {"default"}
+
+
+def test_on(installed: Environment) -> None:
+    found = document(installed, CKPT_SENTRY="strict", CKPT_SENTRY_LOG="loud")
+    assert (found["mode"], ways(found)["site"]) == ("strict", "in force")
+    assert found["settings"][0] == {"name": "CKPT_SENTRY", "value": "strict", "source": "environment"}
+    assert found["problems"] == ['CKPT_SENTRY_LOG="loud" is none of auto, console, json, stdlib, off; auto is used']
+    assert {patch["state"] for patch in found["patches"]} == {"waiting"}
+    assert sorted(patch["attribute"] for patch in found["patches"]) == sorted(module for module, _ in hooks.TARGETS)
+
+
+def test_under_run(installed: Environment) -> None:
+    done = installed.command(
+        "ckpt-sentry", "run", "--", "ckpt-sentry", "status", "--json", PATH=str(installed.prefix / "bin")
+    )
+    assert ways(json.loads(done.stdout))["run"] == "in force"
+
+
+def test_without_a_pth_file(installed: Environment, tmp_path: Any) -> None:
+    environment = make_environment(tmp_path)
+    found = document(environment, PYTHONPATH=str(installed.site_packages))
+    assert ways(found)["site"] == "missing"
+
+
+def test_text(installed: Environment) -> None:
+    lines = installed.run("-m", "ckpt_sentry", "status", CKPT_SENTRY_ALLOW_MISSING="\x1b[31mred").splitlines()
+    assert lines[0].startswith(f"ckpt-sentry {__version__} · Python 3.")
+    assert "mode      off (set CKPT_SENTRY=1)" in lines
+    assert r"  CKPT_SENTRY_ALLOW_MISSING  \x1b[31mred  environment" in lines
+    assert [line for line in lines if not line.startswith(" ") and " " not in line and line] == [
+        "ways",
+        "settings",
+        "patches",
+    ]
+
+
+def test_nothing_of_torch_is_imported(installed: Environment) -> None:
+    program = (
+        "import sys; from ckpt_sentry.cli import main\ntry: main(['status'])\nfinally: print('torch' in sys.modules)"
+    )
+    assert installed.run("-c", program, CKPT_SENTRY="1").splitlines()[-1] == "False"
+
+
+@pytest.mark.slow
+def test_probe_applies_every_patch(installed: Environment) -> None:
+    pytest.importorskip("torch")
+    done = installed.command("python", "-m", "ckpt_sentry", "status", "--json", "--probe")
+    assert done.returncode == 0
+    states = {patch["attribute"]: patch["state"] for patch in json.loads(done.stdout)["patches"]}
+    assert set(states.values()) <= {"applied", "absent", "version-gated"}
+    assert states["torch.distributed.checkpoint.utils._DistWrapper.reduce_scatter"] == "applied"
+
+
+def test_probe_without_torch(installed: Environment, tmp_path: Any) -> None:
+    for name in ("torch", "accelerate", "transformers"):
+        (tmp_path / f"{name}.py").write_text("raise ModuleNotFoundError('No module named here', name=__name__)")
+    done = installed.command("python", "-m", "ckpt_sentry", "status", "--json", "--probe", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0
+    assert {patch["state"] for patch in json.loads(done.stdout)["patches"]} == {"absent"}

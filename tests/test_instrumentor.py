@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("opentelemetry.instrumentation", reason="opentelemetry-instrumentation is not installed")
+
+from tests.conftest import Environment
+
+COMMAND = "import sys; from opentelemetry.instrumentation.auto_instrumentation import run; sys.exit(run())"
+WAYS = "from ckpt_sentry import _startup, hooks, config; print(*_startup.ways(), hooks.installed(), config.settings().mode)"
+QUIET = {"OTEL_TRACES_EXPORTER": "none", "OTEL_METRICS_EXPORTER": "none", "OTEL_LOGS_EXPORTER": "none"}
+
+
+def instrumented(environment: Environment, program: str, **variables: str) -> str:
+    """
+    What `opentelemetry-instrument python -c program` prints.
+    """
+    return environment.run("-c", COMMAND, environment.python, "-c", program, **QUIET, **variables)
+
+
+def test_the_command_switches_the_agent_on(installed: Environment) -> None:
+    assert instrumented(installed, WAYS) == "opentelemetry-instrument True on\n"
+
+
+def test_the_variable_decides(installed: Environment) -> None:
+    assert instrumented(installed, WAYS, CKPT_SENTRY="0") == "False off\n"
+    assert instrumented(installed, WAYS, CKPT_SENTRY="strict") == "site opentelemetry-instrument True strict\n"
+
+
+def test_the_command_can_leave_it_out(installed: Environment) -> None:
+    assert instrumented(installed, WAYS, OTEL_PYTHON_DISABLED_INSTRUMENTATIONS="ckpt_sentry") == "False off\n"
+
+
+def test_the_instrumentor_in_code(installed: Environment) -> None:
+    program = (
+        "import sys\n"
+        "from ckpt_sentry.instrumentor import CkptSentryInstrumentor\n"
+        "from ckpt_sentry import hooks\n"
+        "assert 'torch' not in sys.modules\n"
+        "CkptSentryInstrumentor().instrument(); print(hooks.installed())\n"
+        "CkptSentryInstrumentor().uninstrument(); print(hooks.installed())\n"
+    )
+    assert installed.run("-c", program) == "True\nFalse\n"
