@@ -129,7 +129,9 @@ def status() -> tuple[PatchStatus, ...]:
     """
     What became of each patch, and which targets still wait or have failed; sorted.
     """
-    return tuple(sorted(tuple(_statuses.values())))
+    # Copied in one step: another thread may be importing.
+    entries = tuple(_statuses.values())
+    return tuple(sorted(entries))
 
 
 def when_imported(module: str, action: Callable[[ModuleType], object]) -> None:

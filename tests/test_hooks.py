@@ -171,7 +171,8 @@ def test_an_early_patch_reaches_a_circular_import(host: types.ModuleType, tmp_pa
     assert calls == [(1,)]
 
 
-def test_the_sweep_loads_no_lazy_module(host: types.ModuleType, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("host")
+def test_the_sweep_loads_no_lazy_module(tmp_path: Path) -> None:
     (tmp_path / "lazy_user.py").write_text("raise AssertionError('was loaded')")
     spec = importlib.util.find_spec("lazy_user")
     assert spec is not None
@@ -216,9 +217,8 @@ def targets_module(**functions: Callable[[types.ModuleType], object]) -> None:
     sys.modules["host_targets"] = module
 
 
-def test_install_waits_applies_and_goes_on_after_a_failure(
-    host: types.ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.usefixtures("host")
+def test_install_waits_applies_and_goes_on_after_a_failure(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "later.py").write_text("def run(): return 1")
 
     def raising(_: types.ModuleType) -> None:

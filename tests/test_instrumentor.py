@@ -7,7 +7,11 @@ pytest.importorskip("opentelemetry.instrumentation", reason="opentelemetry-instr
 from tests.conftest import Environment
 
 COMMAND = "import sys; from opentelemetry.instrumentation.auto_instrumentation import run; sys.exit(run())"
-WAYS = "from ckpt_sentry import _startup, hooks, config; print(*_startup.ways(), hooks.installed(), config.settings().mode)"
+WAYS = (
+    "from ckpt_sentry import _startup, config, hooks
+"
+    "print(*_startup.ways(), hooks.installed(), config.settings().mode)"
+)
 QUIET = {"OTEL_TRACES_EXPORTER": "none", "OTEL_METRICS_EXPORTER": "none", "OTEL_LOGS_EXPORTER": "none"}
 
 

@@ -10,6 +10,7 @@ import sys
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
@@ -50,7 +51,7 @@ def note(seen: Seen) -> Callable[..., None]:
     return action
 
 
-def test_called_after_the_module_has_run(folder: Path, seen: Seen) -> None:
+def test_called_after_the_module_has_run(folder: Path) -> None:
     (folder / "host_a.py").write_text("VALUE = 1")
     values = []
     postimport.when_imported("host_a", lambda module, *, late: values.append((module.VALUE, late)))
@@ -95,7 +96,7 @@ def test_an_import_that_fails_fails_as_before_and_may_succeed_later(folder: Path
     path = folder / "host_e.py"
     path.write_text("raise LookupError('theirs')")
     postimport.when_imported("host_e", note(seen))
-    with pytest.raises(LookupError, match="^theirs$"):
+    with pytest.raises(LookupError, match=r"^theirs$"):
         importlib.import_module("host_e")
     assert seen == []
     assert "host_e" not in sys.modules
@@ -107,7 +108,7 @@ def test_an_import_that_fails_fails_as_before_and_may_succeed_later(folder: Path
 
 def test_a_missing_module_is_missing_as_before(seen: Seen) -> None:
     postimport.when_imported("host_missing", note(seen))
-    with pytest.raises(ModuleNotFoundError, match="^No module named 'host_missing'$"):
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'host_missing'$"):
         importlib.import_module("host_missing")
     assert importlib.util.find_spec("host_missing") is None
 
@@ -127,7 +128,7 @@ def test_looking_for_a_spec_imports_nothing(folder: Path, seen: Seen) -> None:
     postimport.when_imported("host_g", note(seen))
     spec = importlib.util.find_spec("host_g")
     assert spec is not None
-    assert type(spec.loader) is type(pytest.__loader__) or type(spec.loader).__name__ == "SourceFileLoader"
+    assert type(spec.loader) is SourceFileLoader
     assert seen == []
     # Whoever loads it by hand from this spec is served as well.
     module = importlib.util.module_from_spec(spec)
@@ -208,7 +209,7 @@ def test_a_finder_that_raises_raises_as_before(seen: Seen, monkeypatch: pytest.M
     postimport.when_imported("host_m", note(seen))
     with monkeypatch.context() as patched:
         patched.setattr(sys, "meta_path", [sys.meta_path[0], Raising()])
-        with pytest.raises(OSError, match="^host_m$"):
+        with pytest.raises(OSError, match=r"^host_m$"):
             importlib.import_module("host_m")
 
 
@@ -229,7 +230,7 @@ def test_once_for_all_threads(folder: Path, seen: Seen) -> None:
     assert seen == [("host_n", False)]
 
 
-def test_registered_while_another_thread_imports(folder: Path, seen: Seen) -> None:
+def test_registered_while_another_thread_imports(folder: Path) -> None:
     (folder / "host_o.py").write_text("import gate_o\ngate_o.entered.set()\nassert gate_o.leave.wait(30)\nVALUE = 1")
     gate = ModuleType("gate_o")
     gate.entered, gate.leave = threading.Event(), threading.Event()  # type: ignore[attr-defined]
