@@ -2,7 +2,7 @@
 Where single elements of a tensor lie in a file, and how their bytes become numbers.
 
 A proof compares a few values of a model with the checkpoint's. So that both sides look at the same elements, the choice
-of indices is a pure function (`sample_indices`), and reading costs one `pread` for each, whatever the tensor's size.
+of indices is a pure function (`sample_indices`), and reading costs a handful of `pread`s, whatever the tensor's size.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ SAMPLE_COUNT: Final = 64
 """Elements that a proof looks at in each tensor."""
 
 _LOCAL_HEADER: Final = struct.Struct("<26xHH")
-_SPAN: Final = 16384
-"""Bytes up to which one read of everything is cheaper than one read for each element."""
+_RUN: Final = 8
+_GAP: Final = 512
+"""Bytes between two elements up to which one read for both is cheaper than two."""
 
 
 class Sample(NamedTuple):
@@ -90,8 +91,9 @@ def sample_indices(numel: int, count: int = SAMPLE_COUNT) -> tuple[int, ...]:
     """
     Return at most `count` distinct flat indices below `numel`, ascending, the first and the last among them.
 
-    They are spread evenly over `numel - 1`, not over `numel`: with sizes that are powers of two the latter would look
-    at a single column of a matrix.
+    A large tensor is sampled in runs of 8 elements, so that a read brings in 8 of them. The runs are spread evenly over
+    what is left beside the last run, not over `numel`: with sizes that are powers of two the latter would look at the
+    same columns of a matrix again and again.
     """
     if count <= 0 or numel <= 0:
         return ()
@@ -99,7 +101,10 @@ def sample_indices(numel: int, count: int = SAMPLE_COUNT) -> tuple[int, ...]:
         return tuple(range(numel))
     if count == 1:
         return (0,)
-    return tuple(i * (numel - 1) // (count - 1) for i in range(count))
+    run = 1 if count % _RUN or count == _RUN else _RUN
+    runs = count // run
+    starts = (i * (numel - run) // (runs - 1) for i in range(runs))
+    return tuple(start + i for start in starts for i in range(run))
 
 
 def _unpack(code: str) -> Callable[[bytes], float]:
@@ -217,15 +222,25 @@ def _record_data(descriptor: int, record: int) -> int:
 
 
 def _read(descriptor: int, offset: int, places: Sequence[int], size: int) -> list[bytes]:
-    span = max(places, default=0) + size
-    if span <= _SPAN:
-        block = os.pread(descriptor, span, offset) if places else b""
-        chunks = [block[place : place + size] for place in places]
-    else:
-        chunks = [os.pread(descriptor, size, offset + place) for place in places]
+    found: dict[int, bytes] = {}
+    for run in _runs(places):
+        block = os.pread(descriptor, run[-1] + size - run[0], offset + run[0])
+        found.update((place, block[place - run[0] : place - run[0] + size]) for place in run)
+    chunks = [found[place] for place in places]
     if any(len(chunk) < size for chunk in chunks):
         raise EOFError("the file ends before the sampled element")
     return chunks
+
+
+def _runs(places: Sequence[int]) -> list[list[int]]:
+    # What lies close together is read at once.
+    runs: list[list[int]] = []
+    for place in sorted(places):
+        if runs and place - runs[-1][-1] <= _GAP:
+            runs[-1].append(place)
+        else:
+            runs.append([place])
+    return runs
 
 
 def sample(slot: Slot, count: int = SAMPLE_COUNT) -> Sample:

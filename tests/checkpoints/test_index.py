@@ -46,8 +46,10 @@ def test_a_shard_that_is_not_there(tmp_path: Path) -> None:
 
     assert facts == IndexFacts(absent=("b.safetensors",), omitted={}, twice={})
     assert said == [
-        "shard_missing error: 1 of 2 shards that model.safetensors.index.json names are not there: "
-        "b.safetensors (2 keys)"
+        (
+            "shard_missing error: 1 of 2 shards that model.safetensors.index.json names are not there: "
+            "b.safetensors (2 keys)"
+        )
     ]
 
 
@@ -82,8 +84,10 @@ def test_a_shard_that_the_index_leaves_out(tmp_path: Path) -> None:
 
     assert facts.omitted == {"b.safetensors": ("x.b", "x.c")}
     assert said == [
-        "index_incomplete warning: model.safetensors.index.json leaves out b.safetensors, with 2 keys that no other "
-        "shard holds"
+        (
+            "index_incomplete warning: model.safetensors.index.json leaves out b.safetensors, with 2 keys that no "
+            "other shard holds"
+        )
     ]
 
 

@@ -231,7 +231,8 @@ def test_any_damage_is_a_header_error_or_nothing(tmp_path_factory: Any, data: st
     try:
         facts = pickle_.read(path)
     except HeaderError as error:
-        assert error.code in {"truncated_file", "pickle_invalid"}
+        code = error.code
+        assert code in {"truncated_file", "pickle_invalid"}
     else:
         assert set(facts.slots) <= set(facts.inventory.entries)
 
