@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 import zlib
 from collections import deque
+from http.client import HTTPException
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Lane:
     def __init__(self, target: Target) -> None:
         self.target = target
         self.problem: str | None = None
-        """Why the last request was not taken, in a few words."""
+        """Why a request was not taken, the last time that one was not, in a few words."""
         self._pending: deque[bytes] = deque(maxlen=_PENDING)
         self._opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=_tls(target)))
 
@@ -49,10 +50,13 @@ class Lane:
     def add(self, request: bytes) -> None:
         self._pending.append(request)
 
-    def send(self) -> None:
+    def send(self) -> bool:
         """
-        Send what is there, until something is not taken. Takes up to the target's timeout.
+        Send what is there, until something is to be tried again later; each request takes up to the target's timeout.
+
+        True if all was taken. What the target refuses for good is dropped.
         """
+        taken = True
         while self._pending:
             request = self._pending[0]
             try:
@@ -61,15 +65,14 @@ class Lane:
                 error.close()
                 self.problem = f"HTTP {error.code}"
                 if error.code in _TRY_AGAIN:
-                    return
-            except (OSError, ValueError, ArithmeticError) as error:
-                # http.client's own errors are ValueErrors or OSErrors but for one, which urllib wraps.
+                    return False
+                taken = False
+            except (OSError, ValueError, HTTPException) as error:
                 self.problem = str(getattr(error, "reason", error)) or type(error).__name__
-                return
-            else:
-                self.problem = None
+                return False
             if self._pending and self._pending[0] is request:
                 self._pending.popleft()
+        return taken
 
     def _post(self, body: bytes) -> None:
         headers = {"Content-Type": "application/x-protobuf", "User-Agent": "ckpt_sentry"} | dict(self.target.headers)

@@ -146,17 +146,17 @@ class Pipeline:
 
     def send(self) -> bool:
         """
-        Send the requests. False if some are left for later.
+        Send the requests. False if some were not taken, whether they are left for later or refused for good.
         """
         # Whoever instruments the host's HTTP client must not make spans of this.
         token = context.attach(context.set_value(context._SUPPRESS_INSTRUMENTATION_KEY, value=True))  # noqa: SLF001
         try:
-            for lane in self._lanes.values():
-                lane.send()
-                self._say(lane)
+            taken = [lane.send() for lane in self._lanes.values()]
         finally:
             context.detach(token)
-        return not any(self._lanes.values())
+        for lane in self._lanes.values():
+            self._say(lane)
+        return all(taken)
 
     def _hand_over(self, signal: str, batch: Any, encode: Any, console: Any) -> None:
         if (lane := self._lanes.get(signal)) is not None:

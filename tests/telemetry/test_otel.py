@@ -494,11 +494,11 @@ def test_lane_keeps_what_is_not_taken_and_drops_what_is_refused() -> None:
         to_send = lane(endpoint.url)
         to_send.add(b"first")
         to_send.add(b"second")
-        to_send.send()
-        assert (bool(to_send), to_send.problem) == (True, "HTTP 503")
-        to_send.send()
-        assert (bool(to_send), to_send.problem) == (False, None)
-    assert [body for _, _, body in endpoint.requests] == [b"first", b"first", b"second"]
+        assert (to_send.send(), bool(to_send), to_send.problem) == (False, True, "HTTP 503")
+        assert (to_send.send(), bool(to_send), to_send.problem) == (False, False, "HTTP 400")
+        to_send.add(b"third")
+        assert (to_send.send(), bool(to_send)) == (True, False)
+    assert [body for _, _, body in endpoint.requests] == [b"first", b"first", b"second", b"third"]
 
 
 def test_lane_compresses() -> None:
@@ -676,3 +676,22 @@ def test_grpc_is_said_not_to_be_spoken_once(monkeypatch: pytest.MonkeyPatch, cap
     assert [record.getMessage() for record in caplog.records] == [
         f"ckpt_sentry: OTEL_EXPORTER_OTLP_PROTOCOL=grpc is not spoken; OTLP/HTTP goes to {endpoint.url}/v1/logs"
     ]
+
+
+def test_lane_outlives_an_endpoint_that_does_not_speak_http() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+
+        def answer() -> None:
+            connection, _ = other.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b"220 mail.example.org\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        to_send = lane(f"http://127.0.0.1:{other.getsockname()[1]}")
+        to_send.add(b"body")
+        assert (to_send.send(), bool(to_send)) == (False, True)
+        thread.join()
