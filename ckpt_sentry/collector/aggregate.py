@@ -247,9 +247,9 @@ def _verdict(story: Story, groups: list[Saying], found: tuple[RankFinding, ...],
     codes = {one.code for one in found if one.level != "info"}
     if first is not None or codes & {"rank_killed", "rank_exited", "rank_raised"}:
         verdicts.add("failed")
-    if "rank_absent" in codes and not story.waits:
+    if "rank_absent" in codes and not (story.waits or story.mute):
         verdicts.add("failed")
-    if story.waits or "rank_stalled" in codes:
+    if story.waits or (story.mute and codes & {"rank_stalled", "rank_absent"}):
         verdicts.add("stalled")
     if codes & {"paths_differ", "steps_differ"}:
         verdicts.add("diverged")

@@ -97,7 +97,8 @@ class Story:
         self.state = state
         self.ends = attempt.ends
         self._over = settled or attempt.superseded
-        self._settled = settled
+        self.mute = settled and not attempt.over
+        """Whether ranks fell silent without anybody having seen them end: they may live."""
         self._over_nodes = attempt.over
         self._all_over = bool(attempt.over) and attempt.over.issuperset(state.nodes.values())
         self.sources = {one.source for one in state.failures.values()} | {one.source for one in attempt.ends.values()}
@@ -214,7 +215,7 @@ class Story:
             return "stopped by the launcher" if self.stopped(rank) else _how(end.event)
         if rank in self.state.failures:
             return "raised, and no report followed"
-        if self._settled and not self._over_nodes:
+        if self.mute:
             return "nothing more was heard"
         if self.is_over(rank):
             return "its process ended without a word"
@@ -238,7 +239,7 @@ class Story:
 
     def _ending(self, rank: int) -> tuple[str, str]:
         end = self.ends.get(rank)
-        if end is None and self._settled and not self._over_nodes:
+        if end is None and self.mute:
             return "rank_stalled", f"was last heard of {self._doing(rank)}"
         if end is None:
             return "rank_exited", f"ended {self._doing(rank)}, without a word"
@@ -249,20 +250,24 @@ class Story:
         if not self.troubled:
             return
         ended = {rank: self.ends[rank].event for rank in self.absent if self._guilty(rank)}
-        alive = [rank for rank in self.absent if rank not in ended and self._missed(rank)]
+        known = bool(self._own or ended) or any(map(self._left, self.open))
+        alive = [rank for rank in self.absent if rank not in ended and self._missed(rank, known=known)]
         killed = [rank for rank, event in ended.items() if event.how == "killed"]
-        found += _by(ended, lambda rank: ("rank_absent", f"never came to this load: it {_was(ended[rank])}"), "error")
+        found += _by(ended, lambda rank: ("rank_absent", f"never came to this load: {_how(ended[rank])}"), "error")
         found += _by(killed, lambda rank: ("rank_killed", f"{_was(ended[rank])} {doing(None)}"), "error", _NEXT)
         found += _by(alive, self._absence, "error", _NEXT)
 
-    def _missed(self, rank: int) -> bool:
+    def _missed(self, rank: int, *, known: bool) -> bool:
+        """
+        Whether a rank that is away is missed: it said so itself, or the trouble has no other cause that is known.
+        """
         if rank in self.state.stalls:
             return True
-        return self._collective and not self._own and (self.is_over(rank) or bool(self.state.stalls))
+        return self._collective and not known and (self.is_over(rank) or bool(self.state.stalls))
 
     def _absence(self, rank: int) -> tuple[str, str]:
         stall = self.state.stalls.get(rank)
-        text = "never came to this load" if self.is_over(rank) else "has not come to this load"
+        text = "has not come to this load" if self.mute or not self.is_over(rank) else "never came to this load"
         return "rank_absent", text + (f"; its stack:\n{stall.stack.rstrip()}" if stall and stall.stack else "")
 
     def _stall_findings(self, found: list[RankFinding]) -> None:
@@ -285,6 +290,12 @@ _NEXT: Final[dict[str, str]] = {
     "rank_absent": "find out what that rank does instead of loading: every rank must make this call",
     "rank_exited": "see that rank's own output for why it left",
 }
+
+
+def _plural(text: str) -> str:
+    verb, _, rest = text.partition(" ")
+    verb = {"was": "were", "waits": "wait", "has": "have"}.get(verb, verb)
+    return f"{verb} {rest}".replace("; its stack:\n", "; the stack of each:\n")
 
 
 def _claim(rank: int, failure: Failure) -> Cause:
@@ -325,9 +336,9 @@ def _by(
     found = []
     for (code, text), some in groups.items():
         names = ranks.compact(some)
-        who = f"rank {names}" if len(some) == 1 else f"ranks {names}"
+        said = f"rank {names} {text}" if len(some) == 1 else f"ranks {names} {_plural(text)}"
         step = (steps or {}).get(code)
         if code == "rank_killed" and "SIGKILL" not in text:
             step = None
-        found.append(RankFinding(code, level, names, f"{who} {text}", step))  # type: ignore[arg-type]
+        found.append(RankFinding(code, level, names, said, step))  # type: ignore[arg-type]
     return found

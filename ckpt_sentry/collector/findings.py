@@ -46,7 +46,7 @@ def collect(state: LoadState, story: Story, groups: list[Saying], first: Cause |
 
     found.sort(key=order)
     if state.left_out or len(found) > MAX_FINDINGS:
-        text = f"left out: {state.left_out:,} events or reports and {max(0, len(found) - MAX_FINDINGS):,} findings"
+        text = f"not kept, for their number: {state.left_out:,} events or reports, {max(0, len(found) - MAX_FINDINGS):,} findings"
         found = [*found[:MAX_FINDINGS], RankFinding("left_out", "info", "", text)]
     return tuple(found)
 

@@ -27,6 +27,7 @@ MAX_STACK_CHARS: Final = 8_000
 MAX_PHASES: Final = 64
 
 _NOBODY: Final = Identity(run_id="")
+_RANK: Final = re.compile(r"\brank[ :=]?(\d+)\b", re.IGNORECASE)
 _ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]+|\[[0-9a-fA-F:]{2,45}\]|\b\d{1,3}(?:\.\d{1,3}){3}|:\d{2,5}\b")
 
 
@@ -34,8 +35,9 @@ def anonymous(text: str, rank: int) -> str:
     """
     A text without what differs from rank to rank and is no fact: object and network addresses, the speaker's own rank.
     """
+    own = str(rank)
     text = _ADDRESS.sub("@", text)
-    return re.sub(rf"(?i)\brank[ :=]*{rank}\b", "rank @", text)
+    return _RANK.sub(lambda match: "rank @" if match[1] == own else match[0], text)
 
 
 def same_saying(report: LoadReport) -> LoadReport:
@@ -223,7 +225,8 @@ class LoadState:
         saying = self.sayings.get(key)
         if saying is None and len(self.sayings) >= MAX_GROUPS:
             self.left_out += 1
-            key = same_saying(_short(report))
+            report = _short(report)
+            key = same_saying(report)
             saying = self.sayings.get(key)
         if saying is None:
             saying = self.sayings[key] = Saying(report)
