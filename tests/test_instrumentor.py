@@ -8,9 +8,7 @@ from tests.conftest import Environment
 
 COMMAND = "import sys; from opentelemetry.instrumentation.auto_instrumentation import run; sys.exit(run())"
 WAYS = (
-    "from ckpt_sentry import _startup, config, hooks
-"
-    "print(*_startup.ways(), hooks.installed(), config.settings().mode)"
+    "from ckpt_sentry import _startup, config, hooks;print(*_startup.ways(), hooks.installed(), config.settings().mode)"
 )
 QUIET = {"OTEL_TRACES_EXPORTER": "none", "OTEL_METRICS_EXPORTER": "none", "OTEL_LOGS_EXPORTER": "none"}
 
