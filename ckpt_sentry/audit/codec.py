@@ -1,9 +1,9 @@
 """
 Frozen dataclasses to plain data and back, by their type hints.
 
-Plain data is what JSON has: dict, list, str, int, float, bool. What is None, empty or at its default is left out; what a
-newer writer added is ignored. Understood hints: str, int, float, bool, Literal, X | None, tuple[X, ...], tuple[X, Y] and
-dataclasses of these.
+Plain data is what JSON has: dict, list, str, int, float, bool. What is None, empty or at its default is left out; what
+a newer writer added is ignored. Understood hints: str, int, float, bool, Literal, X | None, tuple[X, ...],
+tuple[X, Y] and dataclasses of these.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def dump(obj: object) -> dict[str, Any]:
     Turn a dataclass into a dict of plain data. Raises `CodecError` for a value that is not plain.
     """
     data: dict[str, Any] = {}
-    for name, default, _, _ in _fields(type(obj)):
+    cls: Any = type(obj)
+    for name, default, _, _ in _fields(cls):
         value = getattr(obj, name)
         if value is None or value == () or (value == default and name != _ALWAYS):
             # A default that is not empty must not come back in place of an empty value.
@@ -65,8 +66,7 @@ def _plain(value: object, path: str) -> object:
         return [_plain(item, path) for item in value]
     if dataclasses.is_dataclass(value):
         return dump(value)
-    message = f"{path}: a {type(value).__name__} is not plain data"
-    raise CodecError(message)
+    raise CodecError(f"{path}: a {type(value).__name__} is not plain data")
 
 
 def restore(cls: type[T], data: object) -> T:
@@ -80,10 +80,9 @@ def restore(cls: type[T], data: object) -> T:
 
 
 @cache
-def _fields(cls: type[Any]) -> tuple[_Field, ...]:
+def _fields(cls: Any) -> tuple[_Field, ...]:
     if not dataclasses.is_dataclass(cls):
-        message = f"{cls.__name__} is no dataclass"
-        raise CodecError(message)
+        raise CodecError(f"{cls.__name__} is no dataclass")
     hints = get_type_hints(cls)
     return tuple(_field(field, hints[field.name]) for field in dataclasses.fields(cls))
 
@@ -119,8 +118,7 @@ def _decoder(hint: Any) -> _Decode:
         return _decode_fixed(tuple(_decoder(arg) for arg in args))
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return _decode_dataclass(hint)
-    message = f"no codec for the type {hint!r}"
-    raise CodecError(message)
+    raise CodecError(f"no codec for the type {hint!r}")
 
 
 def _refuse(path: str, wanted: str, value: object) -> CodecError:
@@ -191,7 +189,7 @@ def _decode_fixed(inner: tuple[_Decode, ...]) -> _Decode:
     return decode
 
 
-def _decode_dataclass(cls: type[Any]) -> _Decode:
+def _decode_dataclass(cls: Any) -> _Decode:
     def decode(value: object, path: str) -> object:
         if not isinstance(value, Mapping):
             raise _refuse(path, f"an object ({cls.__name__})", value)
@@ -201,8 +199,7 @@ def _decode_dataclass(cls: type[Any]) -> _Decode:
             if name in value:
                 found[name] = decode_field(value[name], where)
             elif absent is dataclasses.MISSING:
-                message = f"{where}: not there"
-                raise CodecError(message)
+                raise CodecError(f"{where}: not there")
             else:
                 found[name] = absent
         return cls(**found)

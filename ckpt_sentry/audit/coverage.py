@@ -42,8 +42,8 @@ def coverage(
     """
     Give the part of the model that is supplied, by storages and by elements; both 1 where nothing is wanted.
 
-    `supplied` names the keys that enter, or maps each to the part of its elements in [0, 1] that does. Of tied names the
-    best supplied one counts. A storage all of whose names match a glob of `allow_missing` leaves the denominator.
+    `supplied` names the keys that enter, or maps each to the part of its elements in [0, 1] that does. Of tied names
+    the best supplied one counts. A storage all of whose names match a glob of `allow_missing` leaves the denominator.
     """
     parts = supplied if isinstance(supplied, Mapping) else dict.fromkeys(supplied, 1.0)
     entered = wanted = elements = 0

@@ -55,7 +55,7 @@ def _unescape_one(match: re.Match[str]) -> str:
     escaped = match[0]
     if escaped in _LONG:
         return _LONG[escaped]
-    return escaped[1] if escaped[1] in "\\{}," else chr(int(escaped[2:], 16))
+    return escaped[1] if escaped[1] in "\\{}," else chr(int(escaped.removeprefix(escaped[:2]), 16))
 
 
 def cut(text: str, longest: int = LONGEST) -> str:

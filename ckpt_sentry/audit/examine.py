@@ -4,19 +4,20 @@ Everything that names, shapes and dtypes tell about a load, in one call for the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeVar
 
 from ckpt_sentry.audit import findings
 from ckpt_sentry.audit.coverage import FULL, coverage, losses, matcher, utilisation
 from ckpt_sentry.audit.diff import Diff, Pair, diff
-from ckpt_sentry.audit.fold import LIMIT_BYTES, folds, key_list
+from ckpt_sentry.audit.fold import LIMIT_BYTES, bounded, folds, key_list
 from ckpt_sentry.audit.inventory import Inventory
 from ckpt_sentry.audit.optimizer import Diagnosis, diagnose
 from ckpt_sentry.audit.rename import Inference, infer
 from ckpt_sentry.audit.report import NO_KEYS, Coverage, DtypeCast, Finding, KeyList, Rename, Shape, ShapeMismatch
 
+_Folded = TypeVar("_Folded", ShapeMismatch, DtypeCast)
 _NOTHING_READ: Final[Mapping[str, float]] = {}
 
 
@@ -39,11 +40,11 @@ class Examination:
     retyped: KeyList = NO_KEYS
     rename: Rename | None = None
     findings: tuple[Finding, ...] = ()
-    difference: Diff = Diff()
+    difference: Diff = field(default_factory=Diff)
     inference: Inference | None = None
 
 
-def examine(
+def examine(  # noqa: PLR0913 - two sides, and what is known about the load
     model: Inventory,
     checkpoint: Inventory,
     *,
@@ -66,49 +67,42 @@ def examine(
     if raw.matched == len(model.entries) == len(checkpoint.entries) and not raw.casts and not fractions:
         return Examination(matched=raw.matched, coverage=FULL, utilisation=1.0, difference=raw)
     difference = _without_tied(raw, model)
-    supplied = _supplied(model, raw, fractions)
-    part = coverage(model, supplied, allow_missing)
     optimizer = _diagnose_optimizer(model, checkpoint, difference)
-    inference = _infer(model, checkpoint, difference, optimizer.explained, allow_missing)
-    examination = Examination(
-        matched=difference.matched,
-        coverage=part,
-        utilisation=utilisation(checkpoint, supplied.keys()),
-        missing=key_list(difference.missing, limit_bytes),
-        unexpected=key_list(difference.unexpected, limit_bytes),
-        mismatched=_fold_mismatched(difference.mismatched, limit_bytes),
-        casts=_fold_casts(difference.casts, limit_bytes),
-        retyped=key_list((pair.key for pair in difference.retyped), limit_bytes),
-        rename=None if inference is None else inference.rename,
-        difference=difference,
-        inference=inference,
-    )
+    unexplained = _without(difference, optimizer.explained)
+    inference = infer(model, checkpoint, unexplained, allow_missing, lost=optimizer.explained)
+    supplied = _supplied(model, difference, fractions)
+    part = FULL if len(supplied) == len(model.entries) and not fractions else coverage(model, supplied, allow_missing)
+    allowed = matcher(allow_missing)
     facts = findings.Facts(
         model=model,
         checkpoint=checkpoint,
-        difference=difference,
         coverage=part,
+        missing=tuple(folds(difference.missing)),
+        unexpected=tuple(folds(difference.unexpected)),
+        mismatched=_fold_mismatched(difference.mismatched),
+        casts=_fold_casts(difference.casts),
+        retyped=difference.retyped,
         inference=inference,
-        losses=losses(model, _unallowed(difference.missing, allow_missing)),
-        allowed=len(difference.missing) - len(_unallowed(difference.missing, allow_missing)),
-        read=frozenset(key for key, fraction in fractions.items() if fraction > 0),
+        losses=losses(model, [key for key in unexplained.missing if not allowed(key)]),
+        allowed=sum(map(allowed, difference.missing)),
+        is_explained=_is_explained(difference, optimizer, inference),
+        is_copied=all(fractions.get(pair.key, 0.0) > 0 for pair in difference.mismatched),
         minimum=minimum,
     )
-    return _with_findings(examination, (*optimizer.findings, *findings.collect(facts)))
-
-
-def _with_findings(examination: Examination, found: Iterable[Finding]) -> Examination:
-    order = {code: place for place, code in enumerate(findings.ORDER)}
-    ranked = sorted(found, key=lambda finding: (order.get(finding.code, len(order)), finding.text))
-    values = {name: getattr(examination, name) for name in Examination.__slots__}
-    return Examination(**(values | {"findings": tuple(ranked)}))
-
-
-def _unallowed(missing: Sequence[str], allow_missing: Sequence[str]) -> Sequence[str]:
-    if not allow_missing:
-        return missing
-    allowed = matcher(allow_missing)
-    return [key for key in missing if not allowed(key)]
+    return Examination(
+        matched=difference.matched,
+        coverage=part,
+        utilisation=utilisation(checkpoint, supplied.keys()) if difference.unexpected or part != FULL else 1.0,
+        missing=bounded(facts.missing, limit_bytes),
+        unexpected=bounded(facts.unexpected, limit_bytes),
+        mismatched=_first(facts.mismatched, limit_bytes),
+        casts=_first(facts.casts, limit_bytes),
+        retyped=key_list((pair.key for pair in difference.retyped), limit_bytes),
+        rename=None if inference is None else inference.rename,
+        findings=findings.ranked((*optimizer.findings, *findings.collect(facts))),
+        difference=difference,
+        inference=inference,
+    )
 
 
 def _without_tied(raw: Diff, model: Inventory) -> Diff:
@@ -120,7 +114,7 @@ def _without_tied(raw: Diff, model: Inventory) -> Diff:
     lost = {*raw.missing, *(pair.key for pair in (*raw.mismatched, *raw.retyped))}
     filled = {model.storage(key) for key in model.entries if key not in lost}
     missing = tuple(key for key in raw.missing if model.storage(key) not in filled)
-    return Diff(missing, raw.unexpected, raw.mismatched, raw.casts, raw.retyped, raw.matched)
+    return replace(raw, missing=missing)
 
 
 def _supplied(model: Inventory, difference: Diff, fractions: Mapping[str, float]) -> dict[str, float]:
@@ -143,48 +137,59 @@ def _diagnose_optimizer(model: Inventory, checkpoint: Inventory, difference: Dif
     return diagnose(model.entries, checkpoint.entries, difference)
 
 
-def _infer(
-    model: Inventory, checkpoint: Inventory, difference: Diff, explained: Collection[str], allow_missing: Sequence[str]
-) -> Inference | None:
-    rest = difference
-    if explained:
-        rest = Diff(
-            tuple(key for key in difference.missing if key not in explained),
-            tuple(key for key in difference.unexpected if key not in explained),
-            difference.mismatched,
-            difference.casts,
-            difference.retyped,
-            difference.matched,
-        )
-    return infer(model, checkpoint, rest, allow_missing, lost=explained)
+def _without(difference: Diff, explained: Collection[str]) -> Diff:
+    """
+    Take keys that are explained already from both sides.
+    """
+    if not explained:
+        return difference
+    return replace(
+        difference,
+        missing=tuple(key for key in difference.missing if key not in explained),
+        unexpected=tuple(key for key in difference.unexpected if key not in explained),
+    )
 
 
-def _fold_mismatched(pairs: Iterable[Pair], limit_bytes: int) -> tuple[ShapeMismatch, ...]:
+def _is_explained(difference: Diff, optimizer: Diagnosis, inference: Inference | None) -> bool:
+    renamed = set() if inference is None else set(inference.mapping.values())
+    return bool(renamed or optimizer.explained) and renamed.union(optimizer.explained).issuperset(difference.missing)
+
+
+def _fold_mismatched(pairs: Iterable[Pair]) -> tuple[ShapeMismatch, ...]:
     by_shapes: dict[tuple[Shape, Shape], list[str]] = {}
     for key, model, checkpoint in pairs:
         by_shapes.setdefault((model.shape or (), checkpoint.shape or ()), []).append(key)
-    found: list[ShapeMismatch] = []
-    size = 0
-    for (mine, theirs), keys in by_shapes.items():
-        for text, count in folds(keys):
-            size += len(text.encode())
-            if found and size > limit_bytes:
-                return tuple(found)
-            # No brace group holds a dot: what stands before the last one is the folded module path.
-            found.append(ShapeMismatch(text, count, text.rpartition(".")[0], mine, theirs))
-    return tuple(found)
+    # No brace group holds a dot: what stands before the last one is the folded module path.
+    return tuple(
+        ShapeMismatch(text, count, text.rpartition(".")[0], mine, theirs)
+        for (mine, theirs), keys in by_shapes.items()
+        for text, count in _texts(keys)
+    )
 
 
-def _fold_casts(pairs: Iterable[Pair], limit_bytes: int) -> tuple[DtypeCast, ...]:
+def _fold_casts(pairs: Iterable[Pair]) -> tuple[DtypeCast, ...]:
     by_dtypes: dict[tuple[str, str], list[str]] = {}
     for key, model, checkpoint in pairs:
         by_dtypes.setdefault((model.dtype or "", checkpoint.dtype or ""), []).append(key)
-    found: list[DtypeCast] = []
+    return tuple(
+        DtypeCast(text, count, mine, theirs)
+        for (mine, theirs), keys in sorted(by_dtypes.items())
+        for text, count in _texts(keys)
+    )
+
+
+def _texts(keys: Iterable[str]) -> Iterator[tuple[str, int]]:
+    for found in folds(keys):
+        yield found.text, found.count
+
+
+def _first(items: Sequence[_Folded], limit_bytes: int) -> tuple[_Folded, ...]:
+    """
+    Keep the first items, at most `limit_bytes` of their keys, but one at least.
+    """
     size = 0
-    for (mine, theirs), keys in sorted(by_dtypes.items()):
-        for text, count in folds(keys):
-            size += len(text.encode())
-            if found and size > limit_bytes:
-                return tuple(found)
-            found.append(DtypeCast(text, count, mine, theirs))
-    return tuple(found)
+    for place, item in enumerate(items):
+        size += len(item.keys.encode())
+        if place and size > limit_bytes:
+            return tuple(items[:place])
+    return tuple(items)

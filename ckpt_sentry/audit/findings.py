@@ -4,19 +4,18 @@ The sentences about keys: what happened, where, what to do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import floor
 from typing import Final
 
 from ckpt_sentry.audit.coverage import Loss
-from ckpt_sentry.audit.diff import Diff, Pair
+from ckpt_sentry.audit.diff import Pair
 from ckpt_sentry.audit.escape import shown
 from ckpt_sentry.audit.fold import Fold, folds
 from ckpt_sentry.audit.inventory import Inventory
 from ckpt_sentry.audit.rename import Inference
-from ckpt_sentry.audit.report import Coverage, Finding, Level, Shape
+from ckpt_sentry.audit.report import Coverage, DtypeCast, Finding, Level, Shape, ShapeMismatch
 
 ORDER: Final = (
     "renamed_keys",
@@ -40,18 +39,25 @@ _SHOWN: Final = 3
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """
-    What the sentences are made of. `allowed` counts the missing keys that may be missing, `read` holds the keys that
-    are read in spite of another shape.
+    What the sentences are made of.
+
+    `allowed` counts the missing keys that may be missing; `is_explained` says that a rename or an optimizer explains
+    every missing key; `is_copied`, that the keys of other shapes are read all the same.
     """
 
     model: Inventory
     checkpoint: Inventory
-    difference: Diff
     coverage: Coverage
+    missing: Sequence[Fold] = ()
+    unexpected: Sequence[Fold] = ()
+    mismatched: Sequence[ShapeMismatch] = ()
+    casts: Sequence[DtypeCast] = ()
+    retyped: Sequence[Pair] = ()
     inference: Inference | None = None
     losses: Sequence[Loss] = ()
     allowed: int = 0
-    read: AbstractSet[str] = frozenset()
+    is_explained: bool = False
+    is_copied: bool = False
     minimum: float | None = None
 
 
@@ -61,6 +67,14 @@ def collect(facts: Facts) -> Iterator[Finding]:
     """
     for say in _SAYERS:
         yield from say(facts)
+
+
+def ranked(found: Iterable[Finding]) -> tuple[Finding, ...]:
+    """
+    Put what explains before what it explains.
+    """
+    place = {code: number for number, code in enumerate(ORDER)}
+    return tuple(sorted(found, key=lambda finding: (place.get(finding.code, len(place)), finding.text)))
 
 
 def percent(part: float) -> str:
@@ -80,17 +94,16 @@ def keys(count: int) -> str:
     return "1 key" if count == 1 else f"{count:,} keys"
 
 
-def listing(names: Collection[str]) -> str:
+def listing(folded: Sequence[Fold]) -> str:
     """
     Name keys in a sentence: the first folds, and how many keys more.
     """
-    first: list[Fold] = []
-    for found in folds(names):
-        if len(first) == _SHOWN:
-            break
-        first.append(found)
-    rest = len(set(names)) - sum(found.count for found in first)
-    return ", ".join(found.text for found in first) + (f" and {rest:,} more" if rest else "")
+    rest = sum(found.count for found in folded[_SHOWN:])
+    return ", ".join(found.text for found in folded[:_SHOWN]) + (f" and {rest:,} more" if rest else "")
+
+
+def _count(folded: Iterable[Fold | ShapeMismatch | DtypeCast]) -> int:
+    return sum(found.count for found in folded)
 
 
 def _renamed(facts: Facts) -> Iterator[Finding]:
@@ -98,19 +111,19 @@ def _renamed(facts: Facts) -> Iterator[Finding]:
     if inference is None or inference.rename.example is None:
         return
     rename = inference.rename
-    before, after = map(shown, inference.rename.example or ("", ""))
+    before, after = map(shown, inference.rename.example)
     unsure = " Other rules fit as well: compare values before trusting this one." if inference.ambiguous else ""
     yield Finding(
         "renamed_keys",
         "warning",
         f"The checkpoint has {keys(rename.count)} of this model under other names: {rename.rule} "
         f"({before} → {after}), then {percent(rename.coverage)} would load.{unsure}",
-        "Rename the checkpoint's keys by this rule: ckpt_sentry.unify_keys(state_dict, model), or CKPT_SENTRY_ALIGN=auto.",
+        "Rename the checkpoint's keys so: ckpt_sentry.unify_keys(state_dict, model), or CKPT_SENTRY_ALIGN=auto.",
     )
 
 
 def _no_overlap(facts: Facts) -> Iterator[Finding]:
-    model, difference = facts.model.entries, facts.difference
+    model = facts.model.entries
     if not model or any(key in facts.checkpoint.entries for key in model):
         return
     if not facts.checkpoint.entries:
@@ -119,38 +132,35 @@ def _no_overlap(facts: Facts) -> Iterator[Finding]:
         return
     text = (
         f"No key of the checkpoint is a key of this model: 0 of {keys(len(model))} would load. "
-        f"The checkpoint has {listing(difference.unexpected)}; the model wants {listing(difference.missing)}."
+        f"The checkpoint has {listing(facts.unexpected)}; the model wants {listing(facts.missing)}."
     )
     following = None if facts.inference is not None else "Check that the checkpoint belongs to this model."
     yield Finding("no_overlap", "error", text, following)
 
 
 def _mismatched(facts: Facts) -> Iterator[Finding]:
-    pairs = facts.difference.mismatched
-    if not pairs:
+    found = facts.mismatched
+    if not found:
         return
-    parts = [
-        f"{listing(names)} (model {_shape(mine)}, checkpoint {_shape(theirs)})"
-        for (mine, theirs), names in list(_by_shapes(pairs).items())[:_SHOWN]
-    ]
-    said = "; ".join(parts) + ("; …" if len(_by_shapes(pairs)) > _SHOWN else "")
-    copied = all(pair.key in facts.read for pair in pairs)
-    level: Level = "warning" if copied else "error"
-    how = "were copied in part, because the shapes differ" if copied else "have other shapes in the checkpoint"
-    one = "was copied in part, because the shapes differ" if copied else "has another shape in the checkpoint"
-    yield Finding(
-        "shape_mismatch",
-        level,
-        f"{keys(len(pairs))} {one if len(pairs) == 1 else how}: {said}.",
-        "Build the model with the configuration that the checkpoint was saved with.",
+    count = _count(found)
+    said = "; ".join(
+        f"{one.keys} (model {_shape(one.model_shape)}, checkpoint {_shape(one.checkpoint_shape)})"
+        for one in found[:_SHOWN]
     )
+    if rest := _count(found[_SHOWN:]):
+        said += f" and {rest:,} more"
+    if facts.is_copied:
+        level: Level = "warning"
+        what = f"{keys(count)} {_verb(count, 'was', 'were')} copied as far as the shapes allow"
+    else:
+        level = "error"
+        what = f"{keys(count)} {_verb(count, 'has another shape', 'have other shapes')} in the checkpoint"
+    following = "Build the model with the configuration that the checkpoint was saved with."
+    yield Finding("shape_mismatch", level, f"{what}: {said}.", following)
 
 
-def _by_shapes(pairs: Iterable[Pair]) -> dict[tuple[Shape, Shape], list[str]]:
-    found: dict[tuple[Shape, Shape], list[str]] = {}
-    for key, mine, theirs in pairs:
-        found.setdefault((mine.shape or (), theirs.shape or ()), []).append(key)
-    return found
+def _verb(count: int, one: str, many: str) -> str:
+    return one if count == 1 else many
 
 
 def _shape(shape: Shape) -> str:
@@ -158,35 +168,32 @@ def _shape(shape: Shape) -> str:
 
 
 def _retyped(facts: Facts) -> Iterator[Finding]:
-    pairs = facts.difference.retyped
     for wanted, saved, chosen in (
-        ("a tensor", "another object", [pair.key for pair in pairs if pair.model.shape is not None]),
-        ("another object", "a tensor", [pair.key for pair in pairs if pair.model.shape is None]),
+        ("a tensor", "another object", [pair.key for pair in facts.retyped if pair.model.shape is not None]),
+        ("another object", "a tensor", [pair.key for pair in facts.retyped if pair.model.shape is None]),
     ):
         if chosen:
-            verb = "is" if len(chosen) == 1 else "are each"
+            text = (
+                f"{keys(len(chosen))} {_verb(len(chosen), 'is', 'are each')} {saved} in the checkpoint "
+                f"where the program asks for {wanted}: {listing(tuple(folds(chosen)))}."
+            )
             yield Finding(
-                "type_mismatch",
-                "error",
-                f"{keys(len(chosen))} {verb} {saved} in the checkpoint where the program asks for {wanted}: "
-                f"{listing(chosen)}.",
-                "Ask for the type that was saved, and convert it after the load.",
+                "type_mismatch", "error", text, "Ask for the type that was saved, and convert it after the load."
             )
 
 
 def _missing(facts: Facts) -> Iterator[Finding]:
-    missing = facts.difference.missing
-    if not missing:
+    count = _count(facts.missing)
+    if not count:
         return
-    text = f"{keys(len(missing))} missing from the checkpoint: {listing(missing)}."
-    if facts.allowed == len(missing):
-        yield Finding("missing_keys", "info", f"{text} All of them may be.")
+    text = f"{keys(count)} missing from the checkpoint: {listing(facts.missing)}."
+    if facts.allowed == count:
+        yield Finding("missing_keys", "info", f"{text} {_verb(count, 'It', 'All of them')} may be.")
         return
     if facts.allowed:
         text += f" {facts.allowed:,} of them may be."
-    explained = facts.inference is not None and set(missing) <= set(facts.inference.mapping.values())
     following = "If they are to start anew, name them in CKPT_SENTRY_ALLOW_MISSING."
-    yield Finding("missing_keys", "warning", text, None if explained else following)
+    yield Finding("missing_keys", "warning", text, None if facts.is_explained else following)
 
 
 def _lost(facts: Facts) -> Iterator[Finding]:
@@ -204,25 +211,24 @@ def _low_coverage(facts: Facts) -> Iterator[Finding]:
         "error",
         f"Coverage is {percent(part.keys)} of keys and {percent(part.elements)} of elements, under the minimum of "
         f"{percent(minimum)}.",
-        "Mend the cause, or lower CKPT_SENTRY_MIN_COVERAGE or name the gap in CKPT_SENTRY_ALLOW_MISSING if it is wanted.",
+        "Mend the cause; if the gap is wanted, name it in CKPT_SENTRY_ALLOW_MISSING or lower CKPT_SENTRY_MIN_COVERAGE.",
     )
 
 
 def _unexpected(facts: Facts) -> Iterator[Finding]:
-    unexpected = facts.difference.unexpected
-    if unexpected:
-        verb = "is" if len(unexpected) == 1 else "are"
-        text = f"{keys(len(unexpected))} of the checkpoint {verb} not in the model, unexpected: {listing(unexpected)}."
+    if count := _count(facts.unexpected):
+        verb = _verb(count, "is", "are")
+        text = f"{keys(count)} of the checkpoint {verb} not in the model, unexpected: {listing(facts.unexpected)}."
         yield Finding("unexpected_keys", "info", text)
 
 
 def _casts(facts: Facts) -> Iterator[Finding]:
-    by_dtypes: dict[tuple[str, str], list[str]] = {}
-    for key, mine, theirs in facts.difference.casts:
-        by_dtypes.setdefault((theirs.dtype or "", mine.dtype or ""), []).append(key)
-    for (saved, wanted), names in sorted(by_dtypes.items()):
-        verb = "is" if len(names) == 1 else "are"
-        text = f"{keys(len(names))} {verb} cast from {saved} to {wanted}: {listing(names)}."
+    by_dtypes: dict[tuple[str, str], list[Fold]] = {}
+    for cast in facts.casts:
+        by_dtypes.setdefault((cast.checkpoint_dtype, cast.model_dtype), []).append(Fold(cast.keys, cast.count))
+    for (saved, wanted), folded in by_dtypes.items():
+        count = _count(folded)
+        text = f"{keys(count)} {_verb(count, 'is', 'are')} cast from {saved} to {wanted}: {listing(folded)}."
         yield Finding("dtype_cast", "info", text)
 
 

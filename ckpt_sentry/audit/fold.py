@@ -1,8 +1,8 @@
 r"""
 Many keys in few words: `layers.{0-79}.attn.{wk,wq,wv}.weight` stands for 240 keys.
 
-A fold is exact: it expands to the very keys it stands for, and every key lies in one fold. Numbers fold into ranges with
-their holes (`{0-3,5}`), whole components between dots fold into lists. A number with leading zeros is a word. Literal
+A fold is exact: it expands to the very keys it stands for, and every key lies in one fold. Numbers fold into ranges
+with their holes (`{0-3,5}`), whole components between dots into lists. A number with leading zeros is a word. Literal
 `{ } , \` and control characters carry a backslash (see `escape`).
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import product
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
@@ -18,7 +19,7 @@ from ckpt_sentry.audit.escape import LONGEST, cut, escape, unescape
 from ckpt_sentry.audit.ranks import spans
 from ckpt_sentry.audit.report import NO_KEYS, KeyList
 
-__all__ = ["Fold", "escape", "expand", "fold", "folds", "key_list", "natural"]
+__all__ = ["Fold", "bounded", "escape", "expand", "fold", "folds", "key_list", "natural"]
 
 LIMIT_BYTES: Final = 64 * 1024
 
@@ -37,7 +38,8 @@ _Layout = tuple[str, ...]
 _Axis = tuple[_Value, ...]
 
 
-class Fold(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Fold:
     """
     One fold and how many keys it stands for.
     """
@@ -55,7 +57,7 @@ class _Box(NamedTuple):
     axes: tuple[_Axis, ...]
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         total = 1
         for axis in self.axes:
             total *= len(axis)
@@ -81,18 +83,24 @@ def key_list(keys: Iterable[str], limit_bytes: int = LIMIT_BYTES) -> KeyList:
     """
     Fold keys into at most `limit_bytes` of text (but one fold at least), and count what is left out.
     """
-    unique = set(keys)
-    if not unique:
-        return NO_KEYS
+    return bounded(folds(keys), limit_bytes)
+
+
+def bounded(folded: Iterable[Fold], limit_bytes: int = LIMIT_BYTES) -> KeyList:
+    """
+    Keep the first folds, at most `limit_bytes` of text (but one fold at least), and count what is left out.
+    """
     lines: list[str] = []
-    shown = size = 0
-    for text, count in folds(unique):
-        size += len(text.encode())
-        if lines and size > limit_bytes:
-            break
-        lines.append(text)
-        shown += count
-    return KeyList(count=len(unique), keys=tuple(lines), omitted=len(unique) - shown)
+    total = shown = size = 0
+    for found in folded:
+        total += found.count
+        size += len(found.text.encode())
+        if size <= limit_bytes or not lines:
+            lines.append(found.text)
+            shown += found.count
+        else:
+            size = limit_bytes + 1  # nothing that comes later, even if it were short enough
+    return KeyList(count=total, keys=tuple(lines), omitted=total - shown) if total else NO_KEYS
 
 
 def expand(folded: str | Iterable[str]) -> list[str]:
@@ -110,7 +118,6 @@ def natural(name: str) -> tuple[_Value, ...]:
     """
     parts: list[_Value] = list(_NUMBER.split(name))
     parts[1::2] = map(int, parts[1::2])
-    parts.append(name)
     return tuple(parts)
 
 
@@ -226,10 +233,10 @@ def _short(box: _Box, longest: int) -> Iterator[Fold]:
     while pending:
         last = pending.pop()
         text = _render(last)
-        if len(text) > longest and last.count > 1:
+        if len(text) > longest and last.size > 1:
             pending += reversed(_split(last, len(text) / longest))
         else:
-            yield Fold(cut(text, longest), last.count)
+            yield Fold(cut(text, longest), last.size)
 
 
 def _split(box: _Box, too_long: float) -> list[_Box]:
@@ -250,8 +257,7 @@ def _pieces(text: str) -> Iterator[list[str]]:
     while position < len(text):
         match = _PIECE.match(text, position)
         if match is None:
-            message = f"not a fold, from character {position} on: {text!r}"
-            raise ValueError(message)
+            raise ValueError(f"not a fold, from character {position} on: {text!r}")
         yield [unescape(match[2])] if match[1] is None else list(_items(match[1]))
         position = match.end()
 
@@ -266,6 +272,6 @@ def _items(inside: str) -> Iterator[str]:
             yield from map(str, range(int(numbers[1]), int(numbers[2]) + 1))
         else:
             yield unescape(match[1])
-        if match.end() == len(inside) and not match[0].endswith(",") or match.end() > len(inside):
+        if match.end() == match.end(1):
             return
         position = match.end()

@@ -38,11 +38,9 @@ def parse(text: str) -> tuple[int, ...]:
     for part in text.split(",") if text else ():
         match = _RANGE.fullmatch(part)
         if match is None:
-            message = f"not a list of ranks such as 0-1,3: {text!r}"
-            raise ValueError(message)
+            raise ValueError(f"not a list of ranks such as 0-1,3: {text!r}")
         low, high = int(match[1]), int(match[2] or match[1])
         if high < low:
-            message = f"a range of ranks that ends before it begins: {part!r}"
-            raise ValueError(message)
+            raise ValueError(f"a range of ranks that ends before it begins: {part!r}")
         numbers.update(range(low, high + 1))
     return tuple(sorted(numbers))

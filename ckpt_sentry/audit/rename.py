@@ -2,7 +2,8 @@
 The rule that maps checkpoint keys to model keys, inferred from the two key sets and verified against shapes.
 
 Only keys that are unexpected are mapped, only to keys that are missing, one to one. Rules are tried on a sample of
-patterns, the best one then on every key; what shapes contradict is left out of the rule, and said, or the rule is dropped.
+patterns, the best one then on every key; what shapes contradict is left out of the rule, and said, or the rule is
+dropped.
 """
 
 from __future__ import annotations

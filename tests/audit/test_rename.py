@@ -1,0 +1,196 @@
+"""Rename rules inferred from two key sets."""
+
+from __future__ import annotations
+
+import pytest
+from tests.audit.models import Entries, inventories, renamed, tensor, tiny
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpt_sentry.audit.diff import diff
+from ckpt_sentry.audit.inventory import Entry
+from ckpt_sentry.audit.rename import Inference, infer
+
+TINY = tiny()
+
+
+def inferred(model: Entries, checkpoint: Entries) -> Inference | None:
+    return infer(*inventories(model, checkpoint), diff(model, checkpoint))
+
+
+def short_names(key: str) -> str:
+    return key.replace(".weight", ".w").replace(".bias", ".b")
+
+
+def norms_of_tensorflow(key: str) -> str:
+    return key.replace("norm.weight", "norm.gamma").replace("norm.bias", "norm.beta")
+
+
+PREFIXES = ["model.", "module.", "_orig_mod.", "_fsdp_wrapped_module.", "base_model.model.", "0."]
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_a_prefix_in_the_checkpoint(prefix):
+    found = inferred(TINY, renamed(TINY, lambda key: prefix + key))
+    assert (found.rename.rule, found.rename.coverage, found.rename.count) == (f'strip the prefix "{prefix}"', 1.0, 18)
+    assert (found.kind, found.ambiguous) == ("prefix", False)
+    assert found.mapping == {prefix + key: key for key in TINY}
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_a_prefix_in_the_model(prefix):
+    found = inferred(renamed(TINY, lambda key: prefix + key), TINY)
+    assert (found.rename.rule, found.rename.coverage, found.rename.count) == (f'add the prefix "{prefix}"', 1.0, 18)
+
+
+def under_model(key: str) -> str:
+    return "model." + key
+
+
+@pytest.mark.parametrize(
+    ("model", "checkpoint", "rule", "count"),
+    [
+        (TINY, renamed(TINY, short_names), '".w" becomes ".weight", ".b" becomes ".bias"', 18),
+        (renamed(TINY, short_names), TINY, '".weight" becomes ".w", ".bias" becomes ".b"', 18),
+        (TINY, renamed(TINY, norms_of_tensorflow), '".beta" becomes ".bias", ".gamma" becomes ".weight"', 4),
+        (renamed(TINY, norms_of_tensorflow), TINY, '".bias" becomes ".beta", ".weight" becomes ".gamma"', 4),
+        (TINY, renamed(TINY, lambda k: k.replace("layers.", "h.")), 'the prefix "h." becomes "layers."', 16),
+        (
+            renamed(TINY, under_model),
+            renamed(TINY, lambda k: under_model(k).replace("layers.", "h.")),
+            'the prefix "model.h." becomes "model.layers."',
+            16,
+        ),
+        (
+            TINY,
+            renamed(TINY, lambda k: k if k.startswith("embed") else "transformer." + k),
+            'strip the prefix "transformer."',
+            17,
+        ),
+        (
+            TINY,
+            renamed(TINY, lambda k: "transformer." + short_names(k.replace("layers.", "h."))),
+            'strip the prefix "transformer.", ".w" becomes ".weight", ".b" becomes ".bias", "h." becomes "layers."',
+            18,
+        ),
+        (
+            renamed(TINY, lambda k: "bert." + k),
+            renamed(TINY, lambda k: "base_model.model." + k),
+            'the prefix "base_model.model." becomes "bert."',
+            18,
+        ),
+        (
+            TINY,
+            renamed(TINY, lambda k: k.replace("attn.", "attn.base_layer.")),
+            'strip "base_layer." wherever it stands',
+            4,
+        ),
+    ],
+)
+def test_a_rule(model, checkpoint, rule, count):
+    found = inferred(model, checkpoint)
+    assert (found.rename.rule, found.rename.count, found.rename.coverage) == (rule, count, 1.0)
+    assert not found.ambiguous
+
+
+@pytest.mark.parametrize("wrapper", ["module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."])
+def test_a_wrapper_inside_the_path(wrapper):
+    wrapped = renamed(TINY, lambda key: under_model(key).replace("layers.0.", f"layers.0.{wrapper}"))
+    plain = renamed(TINY, under_model)
+    saved = inferred(plain, wrapped)
+    assert (saved.rename.rule, saved.rename.coverage) == (f'strip "{wrapper}" wherever it stands', 1.0)
+    wanted = inferred(wrapped, plain)
+    assert (wanted.rename.rule, wanted.rename.coverage) == (f'insert "{wrapper}" where the model has it', 1.0)
+
+
+def test_wrappers_on_both_sides():
+    model = renamed(TINY, lambda key: "module." + key.replace("s.0.", "s.0._checkpoint_wrapped_module."))
+    found = inferred(model, renamed(TINY, lambda key: "_orig_mod." + key))
+    assert found.rename.coverage == 1.0
+    for literal in ("module.", "_checkpoint_wrapped_module.", "_orig_mod."):
+        assert f'"{literal}"' in found.rename.rule
+
+
+def test_a_wrapper_together_with_a_component():
+    checkpoint = renamed(TINY, lambda key: "module." + key.replace("layers.", "h.").replace("attn.", "attn._orig_mod."))
+    found = inferred(TINY, checkpoint)
+    assert (found.rename.coverage, found.rename.count, found.kind) == (1.0, 18, "combined")
+
+
+def test_several_components_at_once_that_shapes_do_not_tell_apart():
+    model = {f"layers.{i}.attn.{name}_proj.weight": tensor(8, 8) for i in range(3) for name in "qkvo"}
+    found = inferred(model, renamed(model, lambda key: key.replace("_proj", "").replace("attn.", "attn.w")))
+    assert found.mapping["layers.0.attn.wq.weight"] == "layers.0.attn.q_proj.weight"
+    assert (found.rename.count, found.ambiguous) == (12, True)
+
+
+def test_two_prefixes_that_do_as_much():
+    found = inferred({"x": tensor(2)}, {"a.x": tensor(2), "b.x": tensor(2)})
+    assert (found.mapping, found.ambiguous) == ({"a.x": "x"}, True)
+
+
+def test_shapes_restrict_a_rule_and_it_says_so():
+    checkpoint = {**renamed(TINY, under_model), "model.head.weight": tensor(20, 8)}
+    found = inferred(TINY, checkpoint)
+    assert found.rename.rule == 'strip the prefix "model.", but not for model.head.weight: other shapes'
+    assert "model.head.weight" not in found.mapping
+    assert found.rename.coverage < 1
+
+
+@pytest.mark.parametrize(
+    ("model", "checkpoint"),
+    [
+        ({"x": tensor(2)}, {"a.x": tensor(3)}),
+        ({"x": tensor(2)}, {"a.x": Entry(None, None)}),
+        (TINY, TINY),
+        (TINY, {}),
+        ({}, TINY),
+        (TINY, {**TINY, **renamed(TINY, lambda key: "ema." + key)}),
+        (
+            {f"pooler.dense.{kind}": tensor(8) for kind in ("weight", "bias")},
+            {f"cls.transform.dense.{kind}": tensor(8) for kind in ("weight", "bias")} | {"cls.bias": tensor(30)},
+        ),
+    ],
+)
+def test_no_rule(model, checkpoint):
+    assert inferred(model, checkpoint) is None
+
+
+def test_names_from_a_checkpoint_are_escaped():
+    found = inferred(TINY, renamed(TINY, lambda key: "\x1b[31m." + key))
+    assert found.rename.rule == 'strip the prefix "\\x1b[31m."'
+
+
+KEY = st.lists(
+    st.sampled_from(["module", "_orig_mod", "model", "h", "layers", "0", "1", "w", "weight", "gamma", "bias"]),
+    min_size=1,
+    max_size=5,
+).map(".".join)
+SIDE = st.dictionaries(KEY, st.sampled_from([tensor(), tensor(2), tensor(2, 3), Entry(None, None)]), max_size=14)
+
+
+@given(SIDE, SIDE)
+def test_a_rule_never_contradicts(model, checkpoint):
+    found = inferred(model, checkpoint)
+    if found is None:
+        return
+    assert found.mapping
+    assert len(set(found.mapping.values())) == len(found.mapping) == found.rename.count
+    assert found.mapping.keys() <= checkpoint.keys() - model.keys()
+    assert set(found.mapping.values()) <= model.keys() - checkpoint.keys()
+    assert all(checkpoint[key].shape == model[target].shape for key, target in found.mapping.items())
+    assert 0 <= found.rename.coverage <= 1
+    assert found.mapping[found.rename.example[0]] == found.rename.example[1]
+
+
+@given(SIDE.filter(bool), st.sampled_from(PREFIXES))
+def test_a_prefix_before_all_keys_is_found(model, prefix):
+    checkpoint = renamed(model, lambda key: prefix + key)
+    if model.keys().isdisjoint(checkpoint):
+        assert inferred(model, checkpoint).rename.coverage == 1.0
+
+
+@given(SIDE, SIDE)
+def test_the_order_of_keys_does_not_matter(model, checkpoint):
+    backwards = dict(reversed(model.items())), dict(reversed(checkpoint.items()))
+    assert inferred(model, checkpoint) == inferred(*backwards)
