@@ -181,34 +181,38 @@ def content_coding(head: Head) -> str:
     return coding
 
 
-def inflate(body: bytes | bytearray, coding: str, limit: int, charge: Charge) -> bytes:
+def inflate(body: bytes | bytearray, coding: str, limit: int) -> bytes | bytearray:
     """
-    The body without its coding. Raises `HttpError`: 400 if it is damaged, 413 beyond `limit` bytes, 429.
+    The body without its coding. Raises `HttpError`: 400 if it is damaged, 413 beyond `limit` bytes.
     """
     if coding == "identity":
-        return bytes(body)
+        return body
     # RFC 9110, 8.4.1.2: "deflate" is the zlib format; some senders leave its header out. 32 + 15: gzip or zlib.
-    bare = coding == "deflate" and not (len(body) > 1 and body[0] & 0x0F == 8 and (body[0] << 8 | body[1]) % 31 == 0)  # noqa: PLR2004
+    window = -15 if coding == "deflate" and not _has_zlib_header(body) else 32 + 15
     found = bytearray()
     rest: bytes | bytearray = body
     try:
         while rest:  # a gzip file may have several members
-            rest = _inflate_member(rest, -15 if bare else 32 + 15, found, limit, charge)
+            rest = _inflate_member(rest, window, found, limit)
     except zlib.error as error:
         raise HttpError(400, f"damaged {coding} body") from error
-    return bytes(found)
+    return found
 
 
-def _inflate_member(body: bytes | bytearray, window: int, found: bytearray, limit: int, charge: Charge) -> bytes:
+def _has_zlib_header(body: bytes | bytearray) -> bool:
+    # RFC 1950, 2.2: the method is 8, and the first two bytes are a multiple of 31.
+    return len(body) > 1 and body[0] & 0x0F == 8 and (body[0] << 8 | body[1]) % 31 == 0  # noqa: PLR2004
+
+
+def _inflate_member(body: bytes | bytearray, window: int, found: bytearray, limit: int) -> bytes:
     engine = zlib.decompressobj(window)
     rest: bytes | bytearray = body
     while not engine.eof:
-        part = engine.decompress(rest, _STEP)
+        part = engine.decompress(rest, limit - len(found) + 1)
         rest = engine.unconsumed_tail
-        if len(found) + len(part) > limit:
-            raise HttpError(413, f"the body inflates to more than {limit} bytes")
-        charge(len(part))
         found += part
+        if len(found) > limit:
+            raise HttpError(413, f"the body inflates to more than {limit} bytes")
         if not part and not rest and not engine.eof:
             raise HttpError(400, "truncated compressed body")
     return engine.unused_data

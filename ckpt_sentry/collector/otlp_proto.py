@@ -114,6 +114,9 @@ def _key_value(pair: Any) -> Json:
         return {"key": pair.key, "value": {"stringValue": value.string_value}}
     if kind == "int_value":
         return {"key": pair.key, "value": {"intValue": str(value.int_value)}}
+    if kind == "kvlist_value":
+        pairs = value.kvlist_value.values
+        return {"key": pair.key, "value": {"kvlistValue": {"values": [_key_value(pair) for pair in pairs]}}}
     return {"key": pair.key, "value": _any_value(value)}
 
 

@@ -1,9 +1,9 @@
 """
 An OTLP/HTTP receiver: logs, traces and metrics, Protobuf and JSON, in bounded memory.
 
-A thread for each connection reads and inflates; one worker decodes and calls the sink, so the sink is called by one
-thread only, one request after the other, in the order in which requests arrived whole. A request is answered with 200
-after the sink has returned: what is acknowledged has been taken in.
+A thread for each connection reads; one worker inflates, decodes and calls the sink. So the sink is called by one thread
+only, one request after the other, in the order in which requests arrived whole, and one inflated body is held at a
+time. A request is answered with 200 after the sink has returned: what is acknowledged has been taken in.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class Limits:
 class _Job:
     signal: Signal
     media_type: str
-    body: bytes
+    coding: str
+    body: bytes | bytearray
     done: threading.Event = field(default_factory=threading.Event)
     outcome: Rejection | HttpError | None = None
     abandoned: bool = False
@@ -281,24 +282,19 @@ class Receiver:
         _continue(timed, head)
         with self._room.share() as charge:
             try:
-                raw = http1.read_body(stream, head, self._limits.body, charge)
+                body = http1.read_body(stream, head, self._limits.body, charge)
             except HttpError as error:
                 return self._refuse(timed, error, media_type)
             except TimeoutError:
                 return self._refuse(timed, HttpError(408, "the request took too long"), media_type)
-            try:
-                body = http1.inflate(raw, coding, self._limits.inflated, charge)
-                del raw
-                rejection = self._hand_over(_Job(signal, media_type, body))
-            except HttpError as error:
-                rejection = error
+            outcome = self._hand_over(_Job(signal, media_type, coding, body))
         keep = head.keep_alive and not self._closing
         headers = {} if keep else _CLOSE
         timed.deadline = Deadline(self._limits.request)
-        if isinstance(rejection, HttpError):
-            timed.sendall(answers.refusal(rejection, media_type, headers))
+        if isinstance(outcome, HttpError):
+            timed.sendall(answers.refusal(outcome, media_type, headers))
         else:
-            timed.sendall(answers.good(signal, rejection, media_type, headers))
+            timed.sendall(answers.good(signal, outcome, media_type, headers))
         return keep
 
     def _check(self, head: Head) -> Signal:
@@ -349,7 +345,9 @@ class Receiver:
 
     def _sink_outcome(self, job: _Job) -> Rejection | HttpError | None:
         try:
-            body = _parse(job)
+            body = _parse(job, self._limits.inflated)
+        except HttpError as error:
+            return error
         except (ValueError, RecursionError) as error:
             return HttpError(400, f"not an OTLP request for {job.signal}: {error}"[:300])
         except ImportError:
@@ -363,10 +361,11 @@ class Receiver:
             return HttpError(500, "the request could not be taken in")
 
 
-def _parse(job: _Job) -> dict[str, Any]:
+def _parse(job: _Job, limit: int) -> dict[str, Any]:
+    plain = http1.inflate(job.body, job.coding, limit)
     if job.media_type == answers.PROTOBUF:
-        return otlp_proto.parse(job.signal, job.body)
-    body = json.loads(job.body)
+        return otlp_proto.parse(job.signal, bytes(plain))
+    body = json.loads(plain)
     if not isinstance(body, dict):
         message = "the body is no object"
         raise ValueError(message)  # noqa: TRY004 - like any other body without form
