@@ -17,11 +17,12 @@ from ckpt_sentry.audit.report import Finding
 from ckpt_sentry.checkpoints import dcp_files, dcp_metadata, dcp_shards, neighbours, sniff
 from ckpt_sentry.checkpoints.dcp_error import all_errors, chosen_reader, planning, suspects
 from ckpt_sentry.checkpoints.dcp_metadata import DcpMetadata
-from ckpt_sentry.checkpoints.dcp_shards import fold_names, load_instead, permission_finding
+from ckpt_sentry.checkpoints.dcp_shards import in_short, load_instead, permission_finding
 from ckpt_sentry.checkpoints.paths import shown_path
 from ckpt_sentry.checkpoints.unpickle import UnreadablePickle
 
 _SHOWN = 3
+_CHECK = "check the path, and that its file system is mounted on this host"
 _KNOWN_VERSIONS = frozenset({None, "1.0.0"})
 _STORAGE_ERRNOS = frozenset({errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EREMOTEIO, errno.ETIMEDOUT})
 _FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -83,7 +84,7 @@ def rank_local(path: str, rank: int | None) -> Finding | None:
         return None
     who = f"ranks {compact(ranks)} saved their own" if len(ranks) > 1 else f"rank {ranks[0]} saved its own"
     where = f"the common .metadata of {shown_path(path)} cannot be read; {who}"
-    step = "load with as many ranks as saved it, or save again with coordination (no_dist=False)"
+    step = "load with as many ranks as saved it, or save again so that the ranks coordinate"
     if os.path.isfile(common):
         step = f"make {shown_path(common)} readable on every rank"
     if rank is None or rank in ranks:
@@ -156,7 +157,7 @@ def _missing(path: str) -> tuple[Finding, ...]:
     elif steps and not below:
         step = f"load {shown_path(os.path.join(parent, steps[0]))}, the newest there"
     else:
-        step = "check the path, and that its file system is mounted on this host"
+        step = _CHECK
     return (Finding("path_missing", "error", text, step),)
 
 
@@ -197,7 +198,7 @@ def _hugging_face(path: str) -> tuple[Finding, ...]:
     if dcp_metadata.FILE_NAME in found.files:
         text = f"{name} is a DCP checkpoint without safetensors files"
         return (Finding("dcp_checkpoint", "error", text, "give FileSystemReader instead of HuggingFaceStorageReader"),)
-    return (Finding("no_checkpoint_files", "error", f"{name} holds no .safetensors file{_contents(found)}", None),)
+    return (Finding("no_checkpoint_files", "error", f"{name} holds no .safetensors file{_contents(found)}", _CHECK),)
 
 
 def _contents(found: dcp_files.Listing) -> str:
@@ -250,12 +251,12 @@ def _no_metadata(path: str, found: dcp_files.Listing | None) -> tuple[Finding, .
     shards = [file for file in found.files if dcp_metadata.SHARD_NAME.match(file)]
     if shards or f"{dcp_metadata.FILE_NAME}.tmp" in found.files:
         cut = " or more" if found.cut else ""
-        files = "1 file" if len(shards) == 1 else f"{len(shards)}{cut} files"
-        text = f"{name} has no .metadata, so its save never finished: {files} of shards ({fold_names(shards)})"
+        files = "1 shard is" if len(shards) == 1 else f"{len(shards)}{cut} shards are"
+        text = f"{name} has no .metadata, so its save never finished: {files} there ({in_short(shards)})"
         return (Finding("metadata_missing", "error", text, load_instead(path)),)
     safetensors = sorted(file for file in found.files if file.endswith(".safetensors"))
     if safetensors:
-        text = f"{name} holds safetensors files ({fold_names(safetensors)}), no DCP checkpoint"
+        text = f"{name} holds safetensors files ({in_short(safetensors)}), no DCP checkpoint"
         step = "give storage_reader=HuggingFaceStorageReader(path), or load them with safetensors"
         return (Finding("safetensors_file", "error", text, step),)
     below = neighbours.finished_below(path, found.folders)
@@ -275,6 +276,6 @@ def _contradictions(path: str, metadata: DcpMetadata) -> list[Finding]:
     lost = metadata.not_stored() if metadata.storage else ()
     if lost:
         count = f"{len(lost)} of {len(metadata.entries)} keys"
-        text = f"{file} names {count} that no file holds: {dcp_shards.keys_in_short(lost)}; a writer of the save failed"
+        text = f"{file} names {count} that no file holds: {in_short(lost)}; a writer of the save failed"
         problems.append(Finding("index_incomplete", "error", text, load_instead(path)))
     return problems

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable
 
-from ckpt_sentry.audit.fold import fold, key_list
+from ckpt_sentry.audit.fold import key_list
 from ckpt_sentry.audit.ranks import compact
 from ckpt_sentry.audit.report import Finding
 from ckpt_sentry.checkpoints import dcp_files, neighbours
@@ -15,7 +15,7 @@ from ckpt_sentry.checkpoints.dcp_metadata import SHARD_NAME, DcpMetadata
 from ckpt_sentry.checkpoints.paths import shown_path
 
 _SHOWN_BYTES = 200
-_SHOWN_NAMES = 5
+_LONGEST_RANKS = 60
 
 
 def findings(
@@ -44,22 +44,13 @@ def findings(
     return tuple(problems)
 
 
-def keys_in_short(keys: Collection[str]) -> str:
+def in_short(names: Collection[str]) -> str:
     """
-    The first few keys, folded, and how many more there are.
+    The first few keys or file names, folded (`__{0-3}_0.distcp`), and how many more there are.
     """
-    listed = key_list(keys, _SHOWN_BYTES)
+    listed = key_list(names, _SHOWN_BYTES)
     more = f" and {listed.omitted} more" if listed.omitted else ""
     return ", ".join(listed.keys) + more
-
-
-def fold_names(names: Collection[str]) -> str:
-    """
-    File names, folded as keys are: `__{0-3}_0.distcp`.
-    """
-    folded = fold(names)
-    more = f" and {len(folded) - _SHOWN_NAMES} more" if len(folded) > _SHOWN_NAMES else ""
-    return ", ".join(folded[:_SHOWN_NAMES]) + more
 
 
 def load_instead(path: str) -> str:
@@ -75,17 +66,25 @@ def _repair(path: str) -> str:
 
 
 def _of_files(path: str, files: tuple[str, ...], total: int, state: str) -> str:
-    ranks = sorted({int(match[1]) for file in files if (match := SHARD_NAME.search(file))})
+    matches = map(SHARD_NAME.search, files)
+    writer = _writer({int(match[1]) for match in matches if match})
     if len(files) == 1:
-        writer = f", written by rank {ranks[0]}" if ranks else ""
-        return f"{shown_path(os.path.join(path, files[0]))}{writer}, is {state}: 1 of {total} files"
-    writer = f", written by ranks {compact(ranks)}," if len(ranks) > 1 else ""
-    return f"{len(files)} of {total} files of {shown_path(path)} are {state}: {fold_names(files)}{writer}".rstrip(",")
+        return f"{shown_path(os.path.join(path, files[0]))} is {state}, 1 of {total} files{writer}"
+    return f"{len(files)} of {total} files of {shown_path(path)} are {state}: {in_short(files)}{writer}"
+
+
+def _writer(ranks: Collection[int]) -> str:
+    if not ranks:
+        return ""
+    compacted = compact(ranks)
+    if len(compacted) > _LONGEST_RANKS:
+        return f", written by {len(ranks)} ranks"
+    return f", written by rank{'s' if len(ranks) > 1 else ''} {compacted}"
 
 
 def _lost(metadata: DcpMetadata, files: set[str]) -> str:
     keys = {key for (key, _), stored in metadata.storage.items() if stored.file in files}
-    return f"held {_count(keys, metadata)}: {keys_in_short(keys)}"
+    return f"held {_count(keys, metadata)}: {in_short(keys)}"
 
 
 def _count(keys: Collection[str], metadata: DcpMetadata) -> str:
@@ -106,10 +105,10 @@ def _truncated(
         text = f"{shown_path(os.path.join(path, worst.file))} is cut off"
         text += f": {worst.size:,} of at least {worst.needed:,} bytes"
     else:
-        names = fold_names([one.file for one in cut])
+        names = in_short([one.file for one in cut])
         text = f"{len(cut)} of {shards.files} files of {shown_path(path)} are cut off: {names}"
         text += f" ({shown_path(worst.file)}: {worst.size:,} of at least {worst.needed:,} bytes)"
-    text += f"; {_count(keys, metadata)}, lie beyond: {keys_in_short(keys)}"
+    text += f"; {_count(keys, metadata)}, lie beyond: {in_short(keys)}"
     return Finding("shard_truncated", "error", text, _repair(path))
 
 
