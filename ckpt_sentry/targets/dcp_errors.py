@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import pickle
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckpt_sentry.audit import peers
@@ -26,6 +27,7 @@ LONGEST_MESSAGE = 2_000
 """Characters of an exception's text that go into a report: planners may list every key they know."""
 
 INTERRUPTS = (KeyboardInterrupt, SystemExit, GeneratorExit)
+_PARTIAL = "If they are to start anew: dcp.load(…, planner=DefaultLoadPlanner(allow_partial_load=True))."
 _KEY_TEXTS = ("Missing key in checkpoint state_dict", "Size mismatch between saved", "Invalid checkpoint metadata for")
 """How the default planner words what `audit.examine` finds by itself (default_planner.py:477)."""
 
@@ -51,7 +53,7 @@ def note_own(load: Load, exc: BaseException) -> None:
         return
     if load.facts.coverage is None:
         dcp_facts.note_plan(load, None)
-    load.facts = load.facts.with_findings(_explain(load, exc, error))
+    _explain(load, exc, error)
     load.failing(error)
 
 
@@ -126,20 +128,32 @@ def _whose(load: Load, exc: BaseException) -> LoadError:
     if peers.is_loss(error):
         load.facts = load.facts.with_findings([peers.lost_finding(error)])
         return error
-    load.facts = load.facts.with_findings(_explain(load, exc, error))
+    _explain(load, exc, error)
     load.failing(error)
     return error
 
 
-def _explain(load: Load, exc: BaseException, error: LoadError) -> list[Finding]:
+def _decisive(finding: Finding) -> Finding:
     """
-    Why this rank raised: what the keys say, else what the files say, else the exception itself.
+    A missing key ends a load by the default planner: say it as an error, with the way that DCP has around it.
     """
-    if error.message.startswith(_KEY_TEXTS) and load.facts.findings:
-        return []
+    if finding.code != "missing_keys":
+        return finding
+    way = None if finding.next is None else _PARTIAL
+    return replace(finding, level="error", next=way)
+
+
+def _explain(load: Load, exc: BaseException, error: LoadError) -> None:
+    """
+    Add why this rank raised: what the keys say, else what the files say, else the exception itself.
+    """
+    facts = load.facts
+    if error.message.startswith(_KEY_TEXTS) and facts.findings:
+        load.facts = replace(facts, findings=tuple(map(_decisive, facts.findings)))
+        return
     path = load.notes.get("path")
     found = list(files.diagnose(path, error=exc, rank=load.notes.get("group_rank"))) if path is not None else []
-    if any(finding.level == "error" for finding in found):
-        return found
-    text = f"{error.type}: {error.message}" if error.message else error.type
-    return [*found, Finding("rank_raised", "error", text)]
+    if not any(finding.level == "error" for finding in found):
+        text = f"{error.type}: {error.message}" if error.message else error.type
+        found.append(Finding("rank_raised", "error", text))
+    load.facts = facts.with_findings(found)
