@@ -50,9 +50,10 @@ class _Spans(trace_export.SpanExporter):
         return trace_export.SpanExportResult.SUCCESS
 
 
-# The class has another name from 1.39 on, and the old one goes.
+# These have other names from 1.39 on, and the old ones go.
 _LogExporter: Any = getattr(logs_export, "LogRecordExporter", None) or logs_export.LogExporter
 _LogResult: Any = getattr(logs_export, "LogRecordExportResult", None) or logs_export.LogExportResult
+_ConsoleLogs: Any = getattr(logs_export, "ConsoleLogRecordExporter", None) or logs_export.ConsoleLogExporter
 
 
 class _Logs(_LogExporter):  # type: ignore[misc]
@@ -138,7 +139,7 @@ class Pipeline:
         logs, self._logs.batch = self._logs.batch, []
         metrics = self._reader.get_metrics_data() if self._providers["metrics"] else None
         if logs:
-            self._hand_over("logs", logs, encode_logs, logs_export.ConsoleLogRecordExporter)
+            self._hand_over("logs", logs, encode_logs, _ConsoleLogs)
         if spans:
             self._hand_over("traces", spans, encode_spans, trace_export.ConsoleSpanExporter)
         if metrics is not None and metrics.resource_metrics:

@@ -236,6 +236,15 @@ def test_traceparent_is_above_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+def test_console_exporters_write_to_stdout() -> None:
+    done = run(
+        "otel.finished(GOOD); otel.flush(20)",
+        **{f"OTEL_{name}_EXPORTER": "console" for name in ("TRACES", "LOGS", "METRICS")},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(name in done.stdout for name in (names.SPAN_LOAD, names.EVENT_LOAD_FINISHED, names.METRIC_DURATION))
+
+
 def test_text_that_protobuf_cannot_hold_and_numbers_beyond_64_bits() -> None:
     span = readable(spans_of(replace(GOOD, path="/data/\udcff", step=2**64))[-1])
     assert span["attributes"]["ckpt_sentry.checkpoint.path"] == "/data/\\udcff"
