@@ -16,6 +16,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
+from ckpt_sentry.audit.inventory import Entry
 from ckpt_sentry.audit.report import Finding
 from ckpt_sentry.checkpoints import dcp_metadata
 from ckpt_sentry.checkpoints.dcp import diagnose, rank_local
@@ -157,7 +158,7 @@ def test_metadata_missing_folds_the_shards(checkpoint: Path) -> None:
     assert only(diagnose(checkpoint, error=failure_of(checkpoint))) == Finding(
         "metadata_missing",
         "error",
-        f"{checkpoint} has no .metadata, so its save never finished: 3 files of shards (__0_{{0-2}}.distcp)",
+        f"{checkpoint} has no .metadata, so its save never finished: 3 shards are there (__0_{{0-2}}.distcp)",
         f"load {checkpoint.parent}/step-90, or save again",
     )
 
@@ -183,7 +184,10 @@ def test_hugging_face_reader_without_files(tmp_path: Path, checkpoint: Path) -> 
     error = failure_of(tmp_path, storage_reader=dcp.HuggingFaceStorageReader(str(tmp_path / "run")))
     (tmp_path / "other").mkdir()
     assert only(diagnose(tmp_path / "other", error=error)) == Finding(
-        "no_checkpoint_files", "error", f"{tmp_path}/other holds no .safetensors file: it is empty"
+        "no_checkpoint_files",
+        "error",
+        f"{tmp_path}/other holds no .safetensors file: it is empty",
+        "check the path, and that its file system is mounted on this host",
     )
     assert only(diagnose(checkpoint, reader="HuggingFaceStorageReader")).code == "dcp_checkpoint"
 
@@ -214,7 +218,7 @@ def test_missing_shard(checkpoint: Path) -> None:
     assert only(diagnose(checkpoint, error=failure_of(checkpoint))) == Finding(
         "shard_missing",
         "error",
-        f"{file}, written by rank 0, is missing: 1 of 3 files; held 1 of 3 keys, whole or in part: model.weight",
+        f"{file} is missing, 1 of 3 files, written by rank 0; held 1 of 3 keys, whole or in part: model.weight",
         "copy it again from where it was saved; else load another checkpoint, or save again",
     )
 
@@ -222,10 +226,9 @@ def test_missing_shard(checkpoint: Path) -> None:
 def test_several_missing_shards(checkpoint: Path) -> None:
     for key in ("model.weight", "model.bias"):
         (checkpoint / shard_of(checkpoint, key)).unlink()
-    finding = only(diagnose(checkpoint))
-    names = "__0_{0-1}.distcp"
-    assert finding.text == (
-        f"2 of 3 files of {checkpoint} are missing: {names}; held 2 of 3 keys, whole or in part: model.{{bias,weight}}"
+    assert only(diagnose(checkpoint)).text == (
+        f"2 of 3 files of {checkpoint} are missing: __0_{{0-1}}.distcp, written by rank 0; "
+        "held 2 of 3 keys, whole or in part: model.{bias,weight}"
     )
 
 
@@ -248,8 +251,20 @@ def test_empty_shard(checkpoint: Path) -> None:
     finding = only(diagnose(checkpoint, error=failure_of(checkpoint)))
     assert (finding.code, finding.text) == (
         "shard_empty",
-        f"{file}, written by rank 0, is empty (0 bytes): 1 of 3 files; held 1 of 3 keys, whole or in part: model.bias",
+        f"{file} is empty (0 bytes), 1 of 3 files, written by rank 0; held 1 of 3 keys, whole or in part: model.bias",
     )
+
+
+def test_many_missing_shards_stay_short(tmp_path: Path) -> None:
+    storage = {(f"w{rank}", None): dcp_metadata.Stored(f"__{rank}_0.distcp", 0, 8) for rank in range(4096)}
+    metadata = dcp_metadata.DcpMetadata({key: Entry(None, None) for key, _ in storage}, storage=storage)
+    for rank in range(0, 4096, 2):
+        (tmp_path / f"__{rank}_0.distcp").write_bytes(b"12345678")
+    finding = only(diagnose(tmp_path, metadata=metadata))
+    assert finding.code == "shard_missing"
+    assert finding.text.startswith(f"2048 of 4096 files of {tmp_path} are missing: ")
+    assert "written by 2048 ranks; held 2048 of 4096 keys" in finding.text
+    assert len(finding.text) < 1000
 
 
 @pytest.fixture
@@ -297,7 +312,7 @@ def test_permission_that_only_the_error_tells(checkpoint: Path) -> None:
 def test_rank_local_metadata(checkpoint: Path) -> None:
     (checkpoint / ".metadata").rename(checkpoint / "__1.metadata")
     where = f"the common .metadata of {checkpoint} cannot be read; rank 1 saved its own"
-    step = "load with as many ranks as saved it, or save again with coordination (no_dist=False)"
+    step = "load with as many ranks as saved it, or save again so that the ranks coordinate"
     assert diagnose(checkpoint, rank=1) == (
         Finding(
             "rank_local_metadata",

@@ -207,7 +207,8 @@ def test_by_number(numbers: list[int]) -> None:
 
 @given(names=st.lists(st.text()))
 def test_by_number_orders_any_names(names: list[str]) -> None:
-    assert sorted(names, key=by_number) == sorted(names[::-1], key=by_number)
+    backwards = names[::-1]
+    assert sorted(names, key=by_number) == sorted(backwards, key=by_number)
 
 
 def test_fspath(tmp_path: Path) -> None:
