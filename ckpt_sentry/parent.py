@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckpt_sentry import identity
-from ckpt_sentry.collector.receiver import Receiver
+from ckpt_sentry.collector.receiver import Receiver, Rejection
 from ckpt_sentry.guard import contained
 from ckpt_sentry.speaker import Speaker, records_for
 from ckpt_sentry.telemetry.events import RankEnded, RunEnded
@@ -84,8 +84,9 @@ class Parent:
         self._speaker.hear(RunEnded(identity=self._identity, at=time.time(), ok=ok))
         self._speaker.settle()
 
-    def _take(self, request: Request) -> int:
-        return self._speaker.receive(request.signal, request.body)
+    def _take(self, request: Request) -> Rejection | None:
+        refused = self._speaker.receive(request.signal, request.body)
+        return Rejection(refused, "not in the form of the events of ckpt_sentry") if refused else None
 
     def _tick(self) -> None:
         while not self._closed.wait(TICK_SECONDS):

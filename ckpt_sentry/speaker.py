@@ -26,8 +26,11 @@ if TYPE_CHECKING:
     from ckpt_sentry.collector.aggregate import Aggregate
     from ckpt_sentry.telemetry.events import Event
 
-QUIET_SECONDS = 3.0
-"""A report that is not good waits for this much silence, so that it stands below what the job itself prints."""
+QUIET_SECONDS = 15.0
+"""
+A report that is not good waits for the end of the job, so that it stands below what the job itself prints; but not
+longer than this much silence, for the job may go on.
+"""
 
 PARTIAL_SECONDS = 5.0
 """A load that only some of the ranks take part in counts as complete after this much silence."""
