@@ -60,7 +60,7 @@ def patterns(keys: Sequence[str], most: int) -> list[Pattern]:
     sample = keys
     if len(keys) > _SAMPLED_KEYS:
         edge = _SAMPLED_KEYS // 8
-        sample = [*keys[:edge], *keys[edge:-edge:max(1, len(keys) // _SAMPLED_KEYS)], *keys[-edge:]]
+        sample = [*keys[:edge], *keys[edge : -edge : max(1, len(keys) // _SAMPLED_KEYS)], *keys[-edge:]]
     found: dict[str, list[str]] = {}
     for key in sample:
         found.setdefault(_NUMBER.sub("#", key), []).append(key)

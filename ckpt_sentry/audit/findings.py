@@ -81,7 +81,9 @@ def percent(part: float) -> str:
     """
     Write a part as a percentage, rounded down: 100 % is all and nothing less, and 0 % is nothing at all.
     """
-    tenths = floor(part * 1000)
+    tenths = floor(part * 1000 + 1e-9)  # 0.57 * 1000 is 569.99…
+    if part < 1:
+        tenths = min(tenths, 999)
     if part > 0 and tenths == 0:
         return "<0.1 %"
     return f"{tenths // 10} %" if tenths % 10 == 0 else f"{tenths / 10:.1f} %"

@@ -247,9 +247,7 @@ def _split(box: _Box, too_long: float) -> list[_Box]:
     axis = box.axes[widest]
     before, after = box.axes[:widest], box.axes[widest + 1 :]
     size = max(1, min(len(axis) // 2, int(len(axis) / too_long)))
-    return [
-        _Box(box.layouts, (*before, axis[start : start + size], *after)) for start in range(0, len(axis), size)
-    ]
+    return [_Box(box.layouts, (*before, axis[start : start + size], *after)) for start in range(0, len(axis), size)]
 
 
 def _pieces(text: str) -> Iterator[list[str]]:

@@ -52,9 +52,7 @@ def test_none_in_place_of_a_default_survives():
 
 
 def test_required_fields_that_may_be_nothing_are_left_out_too():
-    stalled = events.LoadStalled(
-        identity=report.Identity("r"), at=1.0, load_id="l", phase=None, since=0.0, stack=""
-    )
+    stalled = events.LoadStalled(identity=report.Identity("r"), at=1.0, load_id="l", phase=None, since=0.0, stack="")
     assert "phase" not in dump(stalled)
     assert restore(events.LoadStalled, dump(stalled)) == stalled
 
@@ -89,7 +87,7 @@ def test_numbers():
     ],
 )
 def test_wrong_data_is_refused_with_its_place(data, where):
-    with pytest.raises(CodecError, match=f"^{where}"):
+    with pytest.raises(CodecError, match="^" + where):
         restore(Outer, data)
 
 

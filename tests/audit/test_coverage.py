@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from tests.audit.models import renamed, tensor, tiny, without
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt_sentry.audit.coverage import Loss, coverage, losses, matcher, utilisation
 from ckpt_sentry.audit.inventory import Entry, Inventory
 from ckpt_sentry.audit.report import Coverage
+from tests.audit.models import renamed, tensor, tiny, without
 
 MODEL = Inventory({"embed": tensor(8, 2), "head": tensor(4, 2), "norm": tensor(8), "step": Entry(None, None)})
 

@@ -17,7 +17,13 @@ SIDES = st.dictionaries(st.sampled_from("abcdefgh"), ENTRIES)
 def test_every_difference():
     f32, bf16, other = Entry((2,), "float32"), Entry((2,), "bfloat16"), Entry(None, None)
     model = {"same": f32, "cast": bf16, "shape": f32, "new": f32, "step": f32}
-    checkpoint = {"same": Entry((2,), "float32"), "cast": f32, "shape": Entry((3,), "float32"), "old": f32, "step": other}
+    checkpoint = {
+        "same": Entry((2,), "float32"),
+        "cast": f32,
+        "shape": Entry((3,), "float32"),
+        "old": f32,
+        "step": other,
+    }
     assert diff(model, checkpoint) == Diff(
         missing=("new",),
         unexpected=("old",),

@@ -10,7 +10,9 @@ from ckpt_sentry.audit.fold import Fold, expand, fold, folds, key_list, natural
 from ckpt_sentry.audit.report import NO_KEYS
 
 COMPONENT = st.one_of(
-    st.sampled_from(["layers", "attn", "wq", "wk", "weight", "bias", "007", "", "0", "1", "2", "10", "h1", "a0b1", "a2b3"]),
+    st.sampled_from(
+        ["layers", "attn", "wq", "wk", "weight", "bias", "007", "", "0", "1", "2", "10", "h1", "a0b1", "a2b3"]
+    ),
     st.integers(0, 12).map(str),
     st.text(st.sampled_from("a0-9{},\\.\x1b\n"), max_size=4),
     st.text(st.characters(categories=None), max_size=3),

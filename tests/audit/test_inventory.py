@@ -23,7 +23,11 @@ def test_entry(entry, elements, nbytes):
 
 
 def test_ties_count_once():
-    entries = {"embed.weight": Entry((4, 2), "float32"), "head.weight": Entry((4, 2), "float32"), "b": Entry((4,), "int8")}
+    entries = {
+        "embed.weight": Entry((4, 2), "float32"),
+        "head.weight": Entry((4, 2), "float32"),
+        "b": Entry((4,), "int8"),
+    }
     inventory = Inventory(entries, {"head.weight": "embed.weight"})
     assert (inventory.keys, inventory.elements, inventory.nbytes) == (2, 12, 36)
     assert Inventory(entries).elements == 20

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from tests.audit.models import Entries, inventories, renamed, tensor, tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt_sentry.audit.diff import diff
 from ckpt_sentry.audit.inventory import Entry
 from ckpt_sentry.audit.rename import Inference, infer
+from tests.audit.models import Entries, inventories, renamed, tensor, tiny
 
 TINY = tiny()
 
