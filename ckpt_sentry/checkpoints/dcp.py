@@ -181,7 +181,7 @@ def _file(path: str) -> tuple[Finding, ...]:
         case "safetensors":
             code, step = "safetensors_file", "load it with safetensors.torch.load_file"
         case "dcp_shard":
-            code, step = "path_is_file", f"give the folder: {shown_path(os.path.dirname(os.path.abspath(path)))}"
+            code, step = "path_is_file", f"give the folder: {shown_path(os.path.dirname(dcp_files.absolute(path)))}"
         case "lfs_pointer" | "html_page":
             code, step = facts.kind, "git lfs pull" if facts.kind == "lfs_pointer" else "download it again"
         case _:

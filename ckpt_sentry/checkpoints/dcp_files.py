@@ -116,7 +116,7 @@ def denied(path: str, *, folder_right: str = "enter") -> Denied | None:
 
     `folder_right` ("enter" or "list") is what is wanted of `path` if it is a folder.
     """
-    path = os.path.abspath(path)
+    path = absolute(path)
     for parent in reversed(list(_parents(path))):
         if not may(parent, os.X_OK) and os.path.isdir(parent):
             return _denied(parent, "enter")
@@ -137,7 +137,17 @@ def refused(path: str) -> Denied:
     """
     A file that the system has refused to open, whatever its mode says (an exported root, an access-control list).
     """
-    return denied(path) or _denied(os.path.abspath(path), "read")
+    return denied(path) or _denied(absolute(path), "read")
+
+
+def absolute(path: str) -> str:
+    """
+    The path from the root; as it is where the working folder is gone.
+    """
+    try:
+        return os.path.abspath(path)
+    except OSError:
+        return path
 
 
 def _denied(path: str, right: str) -> Denied:
@@ -158,11 +168,11 @@ def nearest_existing(path: str) -> tuple[str, str, str]:
     """
     The deepest ancestor that exists, the name that is missing in it, and what would have come below, if anything.
     """
-    path = os.path.abspath(path)
+    path = absolute(path)
     below: list[str] = []
     while True:
         parent, name = os.path.split(path)
-        if parent == path or os.path.lexists(parent):
+        if parent in ("", path) or os.path.lexists(parent):
             return parent, name, os.path.join(*reversed(below)) if below else ""
         below.append(name)
         path = parent

@@ -8,7 +8,7 @@ import difflib
 import os
 from collections.abc import Iterable
 
-from ckpt_sentry.checkpoints.dcp_files import listing
+from ckpt_sentry.checkpoints.dcp_files import absolute, listing
 from ckpt_sentry.checkpoints.dcp_metadata import FILE_NAME
 from ckpt_sentry.checkpoints.step import step_in_name
 
@@ -44,7 +44,7 @@ def earlier(path: str) -> str | None:
     """
     The path of another finished checkpoint beside `path`: the next lower step if there is one, else the highest.
     """
-    parent, name = os.path.split(os.path.abspath(path))
+    parent, name = os.path.split(absolute(path))
     beside = listing(parent)
     if beside is None:
         return None

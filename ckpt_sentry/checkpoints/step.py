@@ -95,7 +95,7 @@ def _from_sidecar(path: str, name: str) -> Step | None:
         if value is not None:
             return Step(value, file)
     if _TRAINER_PART.match(name):
-        value = _value_of(os.path.join(os.path.dirname(os.path.abspath(path)), _TRAINER_STATE), _trainer_state)
+        value = _value_of(os.path.join(os.path.dirname(path.rstrip("/")), _TRAINER_STATE), _trainer_state)
         return None if value is None else Step(value, _TRAINER_STATE)
     return None
 

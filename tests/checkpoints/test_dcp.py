@@ -364,3 +364,11 @@ def test_credentials_and_control_characters_stay_out(tmp_path: Path) -> None:
     assert "hunter2" not in finding.text
     assert "\x1b" not in finding.text
     assert "a\\x1b[31m?token=***" in finding.text
+
+
+def test_a_working_folder_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert only(diagnose("out/step-100")).code == "path_missing"
