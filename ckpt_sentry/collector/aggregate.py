@@ -224,14 +224,25 @@ def _load_id(state: LoadState) -> str:
 def _lead(groups: list[Saying], first: Cause | None) -> Saying | None:
     """
     The worst group: by verdict, by keys that did not fit, by coverage; the first failing rank's, then the largest.
+
+    Ranks that were only told of another's failure lead where there are no others.
     """
 
     def badness(one: Saying) -> tuple[float, ...]:
         report = one.report
         wrong = report.missing.count + sum(item.count for item in report.mismatched)
         coverage = report.coverage.judged if report.coverage else 1.0
+        errors = {found.code for found in report.findings if found.level == "error"}
         is_first = first is not None and first.rank in one.ranks
-        return SEVERITY[report.verdict], wrong, -coverage, is_first, report.unexpected.count, len(one.ranks)
+        return (
+            errors != {"peer_failed"},
+            SEVERITY[report.verdict],
+            wrong,
+            -coverage,
+            is_first,
+            report.unexpected.count,
+            len(one.ranks),
+        )
 
     return max(groups, key=badness, default=None)
 

@@ -46,7 +46,8 @@ def collect(state: LoadState, story: Story, groups: list[Saying], first: Cause |
 
     found.sort(key=order)
     if state.left_out or len(found) > MAX_FINDINGS:
-        text = f"not kept, for their number: {state.left_out:,} events or reports, {max(0, len(found) - MAX_FINDINGS):,} findings"
+        gone = max(0, len(found) - MAX_FINDINGS)
+        text = f"not kept, for their number: {state.left_out:,} events or reports, {gone:,} findings"
         found = [*found[:MAX_FINDINGS], RankFinding("left_out", "info", "", text)]
     return tuple(found)
 

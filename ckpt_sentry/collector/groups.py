@@ -206,6 +206,7 @@ class LoadState:
             known.ranks.discard(rank)
         self.finished[rank] = self._saying(report, rank)
         self.head = report if not isinstance(self.head, LoadReport) else self.head
+        self.first_at = min(self.first_at, report.started_at)
         self.times[rank] = (report.started_at, report.ended_at, report.bytes_read)
         if report.path is not None:
             self.paths[rank] = self._share(report.path)

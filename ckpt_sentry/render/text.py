@@ -124,8 +124,9 @@ def _header(page: Page, one: Aggregate) -> None:
     if error is not None:
         first = f"rank {error.first_rank} first" if one.world_size > 1 else ""
         first += " by the machines' clocks" if first and error.order_by == "clock" else ""
-        more.append(", ".join(filter(None, (first, doing(error.phase)))))
-    page.header(_glyph(one, page.glyphs), title, [*more, *_attempt(one)])
+        away = any(row.phase is None and error.first_rank in ranks.parse(row.ranks) for row in one.unfinished)
+        more.append(", ".join(filter(None, (first, doing(error.phase) if error.phase or away else ""))))
+    page.header(_glyph(one, page.glyphs), title, [*filter(None, more), *_attempt(one)])
 
 
 def _waiting(one: Aggregate) -> int:

@@ -77,8 +77,8 @@ def stalled(rank: int, phase: str | None, stack: str, at: float = 105.0) -> Load
     return LoadStalled(identity=who(rank), at=at, load_id=LOAD, phase=phase, since=100.0, stack=stack)
 
 
-def killed(rank: int, signal: str, at: float = 103.0) -> RankEnded:
-    return RankEnded(identity=who(rank), at=at, how="killed", signal=signal)
+def killed(rank: int, signal: str, world: int = 4, at: float = 103.0) -> RankEnded:
+    return RankEnded(identity=who(rank, world), at=at, how="killed", signal=signal)
 
 
 def exited(rank: int, code: int, at: float = 103.0) -> RankEnded:

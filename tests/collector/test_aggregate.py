@@ -318,7 +318,7 @@ def test_more_groups_than_are_kept_fall_together(monkeypatch: pytest.MonkeyPatch
     keys = [KeyList(1, (f"k{rank}",)) for rank in range(6)]
     one = seen(*(finished(rank, 6, verdict="partial", missing=keys[rank]) for rank in range(6)))
     assert [group.ranks for group in one.groups] == ["0", "1", "2", "3-5"]
-    assert [found.ranks for found in one.findings] == ["", "3-5"]
+    assert [(found.code, found.ranks) for found in one.findings] == [("left_out", "3-5"), ("left_out", "")]
 
 
 RANKS = 5
