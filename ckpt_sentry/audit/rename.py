@@ -18,7 +18,7 @@ from ckpt_sentry.audit.align import Samples, Sides, Vote
 from ckpt_sentry.audit.coverage import coverage
 from ckpt_sentry.audit.diff import Diff
 from ckpt_sentry.audit.fold import key_list
-from ckpt_sentry.audit.inventory import Inventory
+from ckpt_sentry.audit.inventory import Entry, Inventory
 from ckpt_sentry.audit.report import Rename
 from ckpt_sentry.audit.rule import WRAPPERS, Kind, Rule, Swap, without
 
@@ -272,14 +272,18 @@ def _occurring(keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def _without_wrappers(sides: Sides, wrappers: Rule) -> Sides:
-    unexpected = list(map(without(wrappers.dropped), sides.unexpected))
-    missing = list(map(without(wrappers.inserted), sides.missing))
-    return Sides(
-        unexpected,
-        missing,
-        dict(zip(unexpected, map(sides.checkpoint.__getitem__, sides.unexpected), strict=True)),
-        dict(zip(missing, map(sides.model.__getitem__, sides.missing), strict=True)),
-    )
+    unexpected, checkpoint = _bare(sides.unexpected, sides.checkpoint, wrappers.dropped)
+    missing, model = _bare(sides.missing, sides.model, wrappers.inserted)
+    return Sides(unexpected, missing, checkpoint, model)
+
+
+def _bare(
+    keys: Sequence[str], entries: Mapping[str, Entry], wrappers: tuple[str, ...]
+) -> tuple[Sequence[str], Mapping[str, Entry]]:
+    if not wrappers:
+        return keys, entries
+    bare = list(map(without(wrappers), keys))
+    return bare, dict(zip(bare, map(entries.__getitem__, keys), strict=True))
 
 
 def _choose(votes: Sequence[Vote]) -> list[Swap]:
