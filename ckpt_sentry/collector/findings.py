@@ -11,10 +11,13 @@ from typing import Final
 from ckpt_sentry.audit import ranks
 from ckpt_sentry.audit.report import Level
 from ckpt_sentry.collector.ends import Cause, Story
-from ckpt_sentry.collector.groups import LoadState, Saying, anonymous
+from ckpt_sentry.collector.groups import LoadState, Saying, anonymous, finding_key
 from ckpt_sentry.collector.summary import LEVELS, RankFinding
 
 MAX_FINDINGS: Final = 200
+
+_EXPLAIN: Final = frozenset({"renamed_keys", "flat_optimizer", "optimizer_class_changed", "no_overlap"})
+"""Findings that stand among the errors even as warnings: they say why keys are missing."""
 
 _FIRST: Final = (
     "rank_killed", "rank_absent", "rank_exited", "rank_stalled",
@@ -42,7 +45,8 @@ def collect(state: LoadState, story: Story, groups: list[Saying], first: Cause |
     def order(one: RankFinding) -> tuple[object, ...]:
         told = one.code == "peer_failed"
         elsewhere = lead is not None and lead not in _members(one)
-        return LEVELS[one.level], told, elsewhere, _ORDER.get(one.code, _ORDER[None]), one.code, one.text, one.ranks
+        level = 0 if one.code in _EXPLAIN and one.level == "warning" else LEVELS[one.level]
+        return level, told, elsewhere, _ORDER.get(one.code, _ORDER[None]), one.code, one.text, one.ranks
 
     found.sort(key=order)
     if state.left_out or len(found) > MAX_FINDINGS:
@@ -63,7 +67,7 @@ def merged(groups: list[Saying]) -> list[RankFinding]:
     rows: dict[tuple[str, str], tuple[list[Level], set[int], str, str | None]] = {}
     for group in groups:
         for one in group.report.findings:
-            key = one.code, anonymous(one.text, group.report.identity.rank)
+            key = one.code, finding_key(one, group.report.identity.rank)
             levels, members, _, _ = rows.setdefault(key, ([], set(), one.text, one.next))
             levels.append(one.level)
             members |= group.ranks

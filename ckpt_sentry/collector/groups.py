@@ -27,6 +27,7 @@ MAX_STACK_CHARS: Final = 8_000
 MAX_PHASES: Final = 64
 
 _NOBODY: Final = Identity(run_id="")
+_TOLD_CHARS: Final = 40
 _RANK: Final = re.compile(r"\brank[ :=]?(\d+)\b", re.IGNORECASE)
 _ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]+|\[[0-9a-fA-F:]{2,45}\]|\b\d{1,3}(?:\.\d{1,3}){3}|:\d{2,5}\b")
 
@@ -40,11 +41,23 @@ def anonymous(text: str, rank: int) -> str:
     return _RANK.sub(lambda match: "rank @" if match[1] == own else match[0], text)
 
 
+def finding_key(found: Finding, rank: int) -> str:
+    """
+    What the texts of a finding on several ranks must agree in to be one finding.
+
+    Of `peer_failed` only the beginning counts: what follows is how a network library words it that a peer has gone.
+    """
+    text = anonymous(found.text, rank)
+    return text[:_TOLD_CHARS] if found.code == "peer_failed" else text
+
+
 def same_saying(report: LoadReport) -> LoadReport:
     """
     The report without who, when and how long: equal for two ranks exactly when they say the same.
     """
-    error = report.error
+    error, rank = report.error, report.identity.rank
+    if error is not None:
+        error = replace(error, message="" if is_loss(error) else anonymous(error.message, rank))
     return replace(
         report,
         identity=_NOBODY,
@@ -52,8 +65,8 @@ def same_saying(report: LoadReport) -> LoadReport:
         ended_at=0.0,
         bytes_read=0,
         phases=(),
-        error=error and replace(error, message=anonymous(error.message, report.identity.rank)),
-        findings=tuple(replace(found, text=anonymous(found.text, report.identity.rank)) for found in report.findings),
+        error=error,
+        findings=tuple(replace(found, text=finding_key(found, rank)) for found in report.findings),
     )
 
 

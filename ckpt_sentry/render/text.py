@@ -6,6 +6,7 @@ Pure: aggregates in, lines of styled segments out (see `page`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -26,6 +27,9 @@ _SOME_ROWS: Final = 6
 _STACK_ROWS: Final = 6
 _CAUSES: Final = 5
 _NEXT_STEPS: Final = 3
+
+_LISTED: Final = frozenset({"missing_keys", "unexpected_keys", "shape_mismatch", "dtype_cast"})
+_LISTING: Final = re.compile(r"(.*?): .*?(?:\.(?:( [\d,]+ of them| All of them| It) may be\.)?)?")
 
 _WRONG: Final = {
     "no_op": "loaded nothing into the model",
@@ -48,7 +52,7 @@ def line(one: Aggregate, width: int = 100, glyphs: Glyphs = UNICODE) -> Line:
     notes = [found for found in one.findings if found.code != "peer_failed"]
     if notes:
         more = f" (+{len(notes) - 1} more)" if len(notes) > 1 else ""
-        others.append(_first_line(notes[0].text)[: 2 * width] + more)
+        others.append(_headline(notes[0])[: 2 * width].rstrip(". ") + more)
     page.header(_glyph(one, glyphs), title, others)
     return page.lines[0]
 
@@ -200,9 +204,7 @@ def _reasons(page: Page, one: Aggregate, rows: int) -> None:
     """
     The cause, what else there is, and the exception itself where no finding has quoted it.
     """
-    told = one.verdict == "failed"
-    found = [f for f in one.findings if f.code != "peer_failed" and (f.level == "error" or not told)]
-    found += [f for f in one.findings if f.code != "peer_failed" and f not in found]
+    found = [finding for finding in one.findings if finding.code != "peer_failed"]
     for place, finding in enumerate(found[:_CAUSES]):
         label = "cause" if place == 0 and finding.level != "info" else "also" if place <= 1 else ""
         _finding(page, one, finding, label, rows)
@@ -215,12 +217,14 @@ def _reasons(page: Page, one: Aggregate, rows: int) -> None:
 
 
 def _finding(page: Page, one: Aggregate, found: RankFinding, label: str, rows: int) -> None:
-    text, *stack = found.text.rstrip().split("\n")
-    page.section(label, text.rstrip() + _whose(one, found), _style(found), at_most=4)
+    stack = found.text.rstrip().split("\n")[1:]
+    whose = _whose(one, found)
+    text = _headline(found)
+    page.section(label, text.rstrip(". ") + whose if whose else text, _style(found), at_most=4)
     for row in stack[-min(rows, _STACK_ROWS if rows <= _SOME_ROWS else rows) :]:
         page.row(row, "quiet")
     for report in _reports_of(one, found):
-        _details(page, report, found.code, rows)
+        _details(page, report, found, rows)
 
 
 def _style(found: RankFinding) -> Style:
@@ -246,7 +250,8 @@ def _reports_of(one: Aggregate, found: RankFinding) -> Iterator[LoadReport]:
             return
 
 
-def _details(page: Page, report: LoadReport, code: str, rows: int) -> None:
+def _details(page: Page, report: LoadReport, found: RankFinding, rows: int) -> None:
+    code = found.code
     if code == "missing_keys":
         _keys(page, report.missing, rows)
     elif code == "unexpected_keys":
@@ -259,6 +264,8 @@ def _details(page: Page, report: LoadReport, code: str, rows: int) -> None:
         _more(page, sum(cast.count for cast in report.casts[rows:]))
     elif code == "renamed_keys" and report.rename is not None:
         rename = report.rename
+        if rename.example is not None and rename.example[0] in found.text:
+            return
         would = f"{words.count(rename.count, 'key')}: {words.percent(rename.coverage)} would load"
         if rename.example is not None:
             old, new = rename.example
@@ -382,6 +389,19 @@ def _durations(page: Page, one: Aggregate) -> None:
             for name, spent in spreads
         ]
     page.section("time", page.glyphs.dot.join(facts), at_most=6)
+
+
+def _headline(found: RankFinding) -> str:
+    """
+    The first line of a finding; without the keys that it lists where they stand in rows below it.
+    """
+    text = _first_line(found.text)
+    if found.code not in _LISTED:
+        return text
+    listed = _LISTING.fullmatch(text)
+    if listed is None:
+        return text
+    return f"{listed[1]};{listed[2].replace(' All', ' all').replace(' It', ' it')} may be" if listed[2] else listed[1]
 
 
 def _first_line(text: str) -> str:

@@ -373,3 +373,12 @@ def test_peer_findings_come_last_among_errors() -> None:
     late = Finding("missing_keys", "error", "2 keys missing")
     one = seen(finished(0, verdict="failed", findings=(PEER, late), error=SIZE))
     assert [found.code for found in one.findings] == ["missing_keys", "peer_failed"]
+
+
+def test_the_wording_of_a_lost_peer_does_not_split_a_group() -> None:
+    texts = ["[gloo] Connection closed by peer [127.0.0.1]:80", "[gloo] Read error [::1]:4: Connection reset by peer"]
+    lost = [LoadError("RuntimeError", text, "plan") for text in texts]
+    finds = [Finding("peer_failed", "error", f"another rank went away or did not answer: {text}") for text in texts]
+    one = seen(*(finished(r, 2, verdict="failed", error=lost[r], findings=(finds[r],)) for r in range(2)))
+    assert [group.ranks for group in one.groups] == ["0-1"]
+    assert codes(one) == {"peer_failed": "0-1"}

@@ -275,3 +275,31 @@ def test_ascii_glyphs_bring_nothing_else(one: Aggregate) -> None:
     own = {"…", "·", "→", "✓", "✗"}
     shown = text.plain(text.block(one, glyphs=ASCII))
     assert not own & set(shown) or own & set(repr(one))
+
+
+def test_keys_listed_in_a_sentence_are_not_said_twice() -> None:
+    keys = KeyList(3, ("a{0-2}",))
+    for said, shown in (
+        ("3 keys missing from the checkpoint: a{0-2}.", "3 keys missing from the checkpoint"),
+        (
+            "3 keys missing from the checkpoint: a{0-2}. 2 of them may be.",
+            "3 keys missing from the checkpoint; 2 of them may be",
+        ),
+        (
+            "3 keys missing from the checkpoint: a{0-2}. All of them may be.",
+            "3 keys missing from the checkpoint; all of them may be",
+        ),
+    ):
+        one = seen(
+            finished(0, 1, verdict="partial", missing=keys, findings=(Finding("missing_keys", "warning", said),))
+        )
+        lines = block(one).splitlines()
+        assert lines[2:4] == [f"  cause       {shown}", "              a{0-2}"]
+
+
+def test_a_rename_is_the_cause_of_missing_keys_whatever_their_levels() -> None:
+    rename = Rename("strip module.", 1.0, 2, ("module.a", "a"))
+    found = Finding("renamed_keys", "warning", "2 keys have other names: strip module. (module.a → a)")
+    one = seen(finished(0, 1, verdict="failed", error=SIZE, rename=rename, findings=(MISSING, found)))
+    assert [finding.code for finding in one.findings] == ["renamed_keys", "missing_keys"]
+    assert block(one).splitlines()[2] == "  cause       2 keys have other names: strip module. (module.a → a)"
