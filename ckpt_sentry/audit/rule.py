@@ -4,10 +4,8 @@ A rule that turns checkpoint keys into model keys: what it does, in code and in 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Final, Literal, NamedTuple
 
 from ckpt_sentry.audit.escape import shown
@@ -124,19 +122,22 @@ def _same(key: str) -> str:
     return key
 
 
-@cache
-def _wrapper_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile(rf"(?:^|(?<=\.))(?:(?:{'|'.join(map(re.escape, names))})\.)+")
-
-
 def without(names: tuple[str, ...]) -> Callable[[str], str]:
     """
     Give the function that takes components out of a key, wherever they stand before the last one.
     """
     if not names:
         return _same
-    sub = _wrapper_pattern(names).sub
-    return lambda key: sub("", key)
+    inner = tuple(f".{name}." for name in names)
+
+    def drop(key: str) -> str:
+        text = "." + key
+        for part in inner:
+            while part in text:  # two that stand side by side share a dot
+                text = text.replace(part, ".")
+        return text[1:]
+
+    return drop
 
 
 def _swapper(swaps: tuple[Swap, ...]) -> Callable[[str], str]:

@@ -92,7 +92,7 @@ def test_wrong_data_is_refused_with_its_place(data, where):
 
 
 def test_what_is_not_plain_is_refused():
-    with pytest.raises(CodecError, match="^name: a object is not plain data$"):
+    with pytest.raises(CodecError, match=r"^name: a object is not plain data$"):
         dump(Outer(object()))
     with pytest.raises(CodecError, match="int is no dataclass"):
         dump(1)
