@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from ckpt_sentry import hooks
+from ckpt_sentry import _startup, guard, hooks, patches, postimport
 from ckpt_sentry.hooks import PatchStatus
+from tests.conftest import Environment
 
-pytestmark = pytest.mark.usefixtures("fresh_hooks")
+pytestmark = pytest.mark.usefixtures("fresh_hooks", "fresh_settings")
 
 HOST = """
 def load(x):
@@ -293,3 +294,89 @@ def test_the_registry_names_modules_of_this_package() -> None:
         module, _, function = reference.partition(":")
         assert importlib.util.find_spec(module) is not None
         assert function.startswith("instrument")
+
+
+def functions(module: types.ModuleType) -> list[tuple[types.ModuleType | type, str]]:
+    """
+    Every function that a module of ours defines, and every method.
+    """
+    found: list[tuple[types.ModuleType | type, str]] = []
+    for name, value in vars(module).items():
+        if isinstance(value, types.FunctionType) and value.__module__ == module.__name__:
+            found.append((module, name))
+        elif isinstance(value, type) and value.__module__ == module.__name__ and name != "PatchStatus":
+            found += [(value, member) for member, inner in vars(value).items() if isinstance(inner, types.FunctionType)]
+    return found
+
+
+BREAKABLE = [
+    pytest.param(owner, name, id=f"{owner.__name__}.{name}")
+    for module in (hooks, patches, postimport, guard)
+    for owner, name in functions(module)
+    # `find_spec` is what the import system itself calls, and all of it that can fail is in one `try`.
+    if name not in {"uninstall", "find_spec"}
+]
+
+
+@pytest.mark.parametrize(("owner", "name"), BREAKABLE)
+def test_any_function_broken_leaves_the_host_alone(
+    host: types.ModuleType, owner: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Switched on, imported, called, reloaded, while one function of ours raises whenever it is called.
+    """
+    monkeypatch.setenv("CKPT_SENTRY_GUARD", "swallow")
+    monkeypatch.setenv("CKPT_SENTRY", "1")
+    monkeypatch.setattr(hooks, "TARGETS", [("host", "host_targets:load"), ("user", "host_targets:none")])
+    targets_module(load=lambda module: hooks.patch(module, "load", counting([]), target="t"), none=lambda _: None)
+    expected = sorted(vars(host))
+    del sys.modules["host"]
+
+    def broken(*_: object, **__: object) -> Any:
+        raise OSError(name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, broken)
+        _startup.install()
+        fresh = importlib.import_module("host")
+        assert sorted(vars(fresh)) == expected
+        assert fresh.load(5) == 5
+        assert importlib.import_module("user").mine(6) == 6
+        assert importlib.reload(fresh).load(7) == 7
+    _startup.uninstall()
+    assert not hasattr(fresh.load, "__wrapped__")
+
+
+TORCH = """
+import sys, types
+import torch.distributed.checkpoint as dcp, torch.distributed.checkpoint.format_utils, torch.distributed.run
+from torch.distributed.checkpoint import load as mine
+
+def everything():
+    found = {}
+    for name, module in list(sys.modules.items()):
+        if name.startswith("torch.distributed"):
+            for attribute, value in list(vars(module).items()):
+                found[name, attribute] = id(value)
+                if isinstance(value, type) and value.__module__ == name:
+                    found.update({(name, attribute, member): id(inner) for member, inner in vars(value).items()})
+    return found
+
+before, original = everything(), id(mine)
+keep = [list(vars(module).values()) for module in sys.modules.values() if isinstance(module, types.ModuleType)]
+import ckpt_sentry
+from ckpt_sentry import hooks
+ckpt_sentry.install()
+changed = id(mine) != original and mine is dcp.load is dcp.state_dict_loader.load
+states = sorted({status.state for status in hooks.status()})
+ckpt_sentry.uninstall()
+after = everything()
+print(changed, states, [key for key, value in before.items() if after.get(key) != value], id(mine) == original)
+"""
+
+
+@pytest.mark.slow
+def test_a_late_install_in_torch_is_undone_to_the_last_name(installed: Environment) -> None:
+    pytest.importorskip("torch")
+    done = installed.command("python", "-c", TORCH)
+    assert (done.returncode, done.stdout) == (0, "True ['applied'] [] True\n"), done.stderr
