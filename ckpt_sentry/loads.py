@@ -98,23 +98,25 @@ class Load:
     A load that is under way. Belongs to the thread (or task) that began it.
     """
 
-    def __init__(self, framework: Framework, entry_point: str, path: str | None) -> None:
+    def __init__(
+        self, framework: Framework, entry_point: str, path: str | None, *, kind: str = "", seconds_ago: float = 0.0
+    ) -> None:
+        operation = f"{framework}:{kind}" if kind else framework
+        nth = identity.next_ordinal(operation)
         self.framework: Framework = framework
         self.entry_point = entry_point
         self.identity: Identity = identity.identity()
-        self.ordinal = identity.next_ordinal(framework)
-        self.load_id = identity.load_id(
-            self.identity.run_id, self.identity.attempt, framework, self.ordinal, identity.salt()
-        )
+        self.ordinal = identity.next_ordinal(framework) if kind else nth
+        self.load_id = identity.load_id(self.identity.run_id, self.identity.attempt, operation, nth, identity.salt())
         self.facts = Facts(path=path)
         self.error: LoadError | None = None
         """The exception that this rank itself raised, if any."""
         self.report: LoadReport | None = None
-        self.started_at = time.time()
+        self.started_at = time.time() - seconds_ago
         self.thread_id = threading.get_ident()
         self.notes: dict[str, Any] = {}
         """What the target needs to remember until the load ends. Emptied then, so that nothing of the host's lives on."""
-        self._clock = time.perf_counter()
+        self._clock = time.perf_counter() - seconds_ago
         self._phase = SETUP
         self._phase_began = self._clock
         self._phases: list[Phase] = []
@@ -211,10 +213,17 @@ def current() -> Load | None:
 
 
 @contained("loads.begin")
-def begin(framework: Framework, entry_point: str, path: str | None) -> Load | None:
+def begin(
+    framework: Framework, entry_point: str, path: str | None, *, kind: str = "", seconds_ago: float = 0.0
+) -> Load | None:
     """
     Open a load and say so, or None where the agent itself fails: the caller then calls the original and nothing else.
+
+    Args:
+        kind: what tells this load from others of its framework on all ranks alike, where ranks do not all make the
+            same loads: the n-th load of a kind is then one load on all of them, not the n-th of the framework.
+        seconds_ago: how long ago it began, where it is only worth a word now that it has ended.
     """
-    load = Load(framework, entry_point, path)
+    load = Load(framework, entry_point, path, kind=kind, seconds_ago=seconds_ago)
     load.begin()
     return load

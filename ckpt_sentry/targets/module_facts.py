@@ -1,0 +1,114 @@
+"""
+What a module wants and what a state dict holds, as inventories: names, shapes, dtypes and ties.
+
+The module is walked, its `state_dict()` is never called: that would run hooks of the host, collectives among them. No
+value is read and nothing is kept.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from ckpt_sentry.audit.inventory import Entry, Inventory
+from ckpt_sentry.audit.report import CheckpointSummary, ModelSummary
+
+MAY_BE_MISSING = ("num_batches_tracked", "*.num_batches_tracked")
+"""Globs of keys whose absence says nothing: counters that BatchNorm got in torch 0.4.1 (batchnorm.py, `_version`)."""
+
+_EXTRA_STATE = "_extra_state"
+_NO_ENTRY = Entry(None, None)
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def tensors_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """
+    Yield each parameter and persistent buffer with its key in a state dict; shared ones under each of their names.
+
+    A module that is reachable by two paths is walked on both, as `nn.Module.state_dict` does.
+    """
+    for path, part in module.named_modules(remove_duplicate=False):
+        prefix = f"{path}." if path else ""
+        for name, value in part._parameters.items():
+            if value is not None:
+                yield prefix + name, value
+        transient = part._non_persistent_buffers_set
+        for name, value in part._buffers.items():
+            if value is not None and name not in transient:
+                yield prefix + name, value
+
+
+def model_inventory(module: torch.nn.Module) -> Inventory:
+    """
+    Give what the module wants filled. Names of one tensor, or of one storage seen in one shape, are tied.
+    """
+    seen: dict[tuple[Any, Any], Entry] = {}
+    entries: dict[str, Entry] = {}
+    owners: dict[Any, str] = {}
+    ties: dict[str, str] = {}
+    for key, value in tensors_of(module):
+        entries[key] = _entry(value, seen)
+        owner = owners.setdefault(_storage(value), key)
+        if owner != key:
+            ties[key] = owner
+    for path, part in module.named_modules():
+        if type(part).get_extra_state is not torch.nn.Module.get_extra_state:
+            entries[f"{path}.{_EXTRA_STATE}" if path else _EXTRA_STATE] = _NO_ENTRY
+    return Inventory(entries, ties)
+
+
+def state_inventory(state_dict: Mapping[Any, Any]) -> Inventory:
+    """
+    Give what a state dict holds, by name. What is no tensor has neither shape nor dtype.
+    """
+    seen: dict[tuple[Any, Any], Entry] = {}
+    return Inventory({str(key): _entry(value, seen) for key, value in state_dict.items()})
+
+
+def model_summary(model: Inventory) -> ModelSummary:
+    """
+    Count what a model wants filled, tied tensors once.
+    """
+    return ModelSummary(*_totals(model))
+
+
+def checkpoint_summary(checkpoint: Inventory) -> CheckpointSummary:
+    """
+    Count what a checkpoint holds.
+    """
+    return CheckpointSummary(*_totals(checkpoint))
+
+
+def _totals(inventory: Inventory) -> tuple[int, int, int]:
+    # Equal entries are one object here: few multiplications are needed.
+    entries = list(inventory.storages().values())
+    counts = Counter(map(id, entries))
+    by_id = {id(entry): entry for entry in entries}
+    elements = sum(n * by_id[one].elements for one, n in counts.items())
+    return len(entries), elements, sum(n * by_id[one].nbytes for one, n in counts.items())
+
+
+def _storage(value: torch.Tensor) -> Any:
+    """
+    What two names have in common where they are tied: the tensor itself, or the memory that it begins at.
+    """
+    if type(value) in _PLAIN and value.device.type != "meta" and value.layout is torch.strided:
+        place = value.data_ptr()
+        if place and value.numel():
+            return place, value.dtype, value.shape, value.stride()
+    return id(value)
+
+
+def _entry(value: Any, seen: dict[tuple[Any, Any], Entry]) -> Entry:
+    # A lazy module's parameter has no shape before the first forward or load.
+    if not isinstance(value, torch.Tensor) or is_lazy(value):
+        return _NO_ENTRY
+    shape, dtype = value.shape, value.dtype
+    entry = seen.get((shape, dtype))
+    if entry is None:
+        entry = seen[shape, dtype] = Entry(tuple(shape), str(dtype).removeprefix("torch."))
+    return entry
