@@ -116,6 +116,10 @@ def uninstall() -> None:
             item.restore()
         except Exception as error:
             _report("hooks.uninstall", error)
+    try:
+        patches.give_back(undone)
+    except Exception as error:
+        _report("hooks.uninstall", error)
 
 
 def installed() -> bool:

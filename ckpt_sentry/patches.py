@@ -93,6 +93,22 @@ def sweep(patches: Sequence[Patch], *, into_classes: bool) -> None:
         patch.aliases.append((owner, attribute))
 
 
+def give_back(undone: Sequence[Patch]) -> None:
+    """
+    Put the original under every name that holds one of our replacements: names that were bound after the patch, such
+    as the `load` that a package takes over from its submodule.
+    """
+    ours = {id(patch.replacement): patch for patch in undone if patch.sweepable()}
+    for owner, attribute, value in _names(into_classes=True) if ours else ():
+        patch = ours.get(id(value))
+        if patch is None or patch.replacement is not value:
+            continue
+        try:
+            setattr(owner, attribute, patch.original)
+        except Exception:  # noqa: S112 - a module that forbids it keeps a wrapper that passes through
+            continue
+
+
 def _names(*, into_classes: bool) -> Iterator[tuple[Any, str, Any]]:
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "ckpt_sentry":
