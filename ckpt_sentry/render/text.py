@@ -6,16 +6,15 @@ Pure: aggregates in, lines of styled segments out (see `page`).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Final
 
 from ckpt_sentry.audit import ranks
-from ckpt_sentry.audit.report import KeyList, LoadReport
+from ckpt_sentry.audit.report import LoadReport
 from ckpt_sentry.collector.aggregate import Aggregate, RankFinding
 from ckpt_sentry.collector.summary import STILL_WAITING, doing
 from ckpt_sentry.render import words
-from ckpt_sentry.render.folded import size as folded_size
+from ckpt_sentry.render.keys import SOME_ROWS, details, first_line, headline, keys_of, mismatches
 from ckpt_sentry.render.page import UNICODE, Glyphs, Line, Page, Segment, Style, plain
 
 __all__ = ["block", "full", "line", "plain"]
@@ -23,13 +22,9 @@ __all__ = ["block", "full", "line", "plain"]
 MAX_LINES: Final = 30
 """Lines of a block."""
 
-_SOME_ROWS: Final = 6
 _STACK_ROWS: Final = 6
 _CAUSES: Final = 5
 _NEXT_STEPS: Final = 3
-
-_LISTED: Final = frozenset({"missing_keys", "unexpected_keys", "shape_mismatch", "dtype_cast"})
-_LISTING: Final = re.compile(r"(.*?): .*?(?:\.(?:( [\d,]+ of them| All of them| It) may be\.)?)?")
 
 _WRONG: Final = {
     "no_op": "loaded nothing into the model",
@@ -52,7 +47,7 @@ def line(one: Aggregate, width: int = 100, glyphs: Glyphs = UNICODE) -> Line:
     notes = [found for found in one.findings if found.code != "peer_failed"]
     if notes:
         more = f" (+{len(notes) - 1} more)" if len(notes) > 1 else ""
-        others.append(_headline(notes[0])[: 2 * width].rstrip(". ") + more)
+        others.append(headline(notes[0])[: 2 * width].rstrip(". ") + more)
     page.header(_glyph(one, glyphs), title, others)
     return page.lines[0]
 
@@ -64,7 +59,7 @@ def block(one: Aggregate, width: int = 100, glyphs: Glyphs = UNICODE, limit: int
     page = Page(width, glyphs)
     _header(page, one)
     _checkpoint(page, one)
-    _reasons(page, one, rows=_SOME_ROWS)
+    _reasons(page, one, rows=SOME_ROWS)
     _others(page, one)
     _coverage(page, one)
     tail = Page(width, glyphs)
@@ -126,11 +121,24 @@ def _header(page: Page, one: Aggregate) -> None:
     title += f" after {words.seconds(max(0.0, one.ended_at - one.started_at))}"
     more = []
     if error is not None:
-        first = f"rank {error.first_rank} first" if one.world_size > 1 else ""
+        first = f"rank {error.first_rank} first" if one.world_size > 1 and not _was_kept_waiting(one) else ""
         first += " by the machines' clocks" if first and error.order_by == "clock" else ""
         away = any(row.phase is None and error.first_rank in ranks.parse(row.ranks) for row in one.unfinished)
         more.append(", ".join(filter(None, (first, doing(error.phase) if error.phase or away else ""))))
     page.header(_glyph(one, page.glyphs), title, [*filter(None, more), *_attempt(one)])
+
+
+def _was_kept_waiting(one: Aggregate) -> bool:
+    """
+    Whether the first error only says that a rank did not come: then nobody failed first.
+    """
+    cause = one.findings[0] if one.findings else None
+    return (
+        cause is not None
+        and cause.code == "rank_absent"
+        and one.error is not None
+        and one.error.first_rank not in ranks.parse(cause.ranks)
+    )
 
 
 def _waiting(one: Aggregate) -> int:
@@ -206,7 +214,7 @@ def _reasons(page: Page, one: Aggregate, rows: int) -> None:
     """
     found = [finding for finding in one.findings if finding.code != "peer_failed"]
     for place, finding in enumerate(found[:_CAUSES]):
-        label = "cause" if place == 0 and finding.level != "info" else "also" if place <= 1 else ""
+        label = "also" if place == (found[0].level != "info") else "" if place else "cause"
         _finding(page, one, finding, label, rows)
         if place == 0:
             _raised(page, one, finding)
@@ -219,12 +227,12 @@ def _reasons(page: Page, one: Aggregate, rows: int) -> None:
 def _finding(page: Page, one: Aggregate, found: RankFinding, label: str, rows: int) -> None:
     stack = found.text.rstrip().split("\n")[1:]
     whose = _whose(one, found)
-    text = _headline(found)
+    text = headline(found)
     page.section(label, text.rstrip(". ") + whose if whose else text, _style(found), at_most=4)
-    for row in stack[-min(rows, _STACK_ROWS if rows <= _SOME_ROWS else rows) :]:
+    for row in stack[-min(rows, _STACK_ROWS if rows <= SOME_ROWS else rows) :]:
         page.row(row, "quiet")
     for report in _reports_of(one, found):
-        _details(page, report, found, rows)
+        details(page, report, found, rows)
 
 
 def _style(found: RankFinding) -> Style:
@@ -250,54 +258,6 @@ def _reports_of(one: Aggregate, found: RankFinding) -> Iterator[LoadReport]:
             return
 
 
-def _details(page: Page, report: LoadReport, found: RankFinding, rows: int) -> None:
-    code = found.code
-    if code == "missing_keys":
-        _keys(page, report.missing, rows)
-    elif code == "unexpected_keys":
-        _keys(page, report.unexpected, rows)
-    elif code == "shape_mismatch":
-        _mismatches(page, report, rows)
-    elif code == "dtype_cast":
-        casts = report.casts[:rows]
-        page.table([(cast.keys, f"{cast.checkpoint_dtype} {page.glyphs.arrow} {cast.model_dtype}") for cast in casts])
-        _more(page, sum(cast.count for cast in report.casts[rows:]))
-    elif code == "renamed_keys" and report.rename is not None:
-        rename = report.rename
-        if rename.example is not None and rename.example[0] in found.text:
-            return
-        would = f"{words.count(rename.count, 'key')}: {words.percent(rename.coverage)} would load"
-        if rename.example is not None:
-            old, new = rename.example
-            page.table([(f"{old} {page.glyphs.arrow} {new}", would)])
-
-
-def _keys(page: Page, keys: KeyList, rows: int) -> None:
-    for key in keys.keys[:rows]:
-        if rows > _SOME_ROWS:
-            page.rows(key, "key")
-        else:
-            page.row(key, "key")
-    hidden = keys.count - sum(map(folded_size, keys.keys[:rows])) if len(keys.keys) > rows else keys.omitted
-    _more(page, hidden)
-
-
-def _more(page: Page, keys: int) -> None:
-    if keys > 0:
-        page.row(f"{page.glyphs.more} {words.count(keys, 'more key')}", "quiet")
-
-
-def _mismatches(page: Page, report: LoadReport, rows: int) -> None:
-    shown = report.mismatched[:rows]
-    page.table(
-        [
-            (item.keys, f"model {words.shape(item.model_shape)}", f"checkpoint {words.shape(item.checkpoint_shape)}")
-            for item in shown
-        ]
-    )
-    _more(page, sum(item.count for item in report.mismatched[rows:]))
-
-
 def _raised(page: Page, one: Aggregate, cause: RankFinding | None) -> None:
     """
     The exception in its own words, unless the cause has quoted it or it is a signal.
@@ -305,7 +265,7 @@ def _raised(page: Page, one: Aggregate, cause: RankFinding | None) -> None:
     error = one.error
     if error is None or (cause is not None and (cause.code.startswith("rank_") or error.message in cause.text)):
         return
-    first = _first_line(error.message)
+    first = first_line(error.message)
     page.section("raised", f"{error.type}: {first}" if first else error.type, "quiet", at_most=2)
 
 
@@ -319,7 +279,7 @@ def _others(page: Page, one: Aggregate) -> None:
     if said and one.world_size > 1:
         only = said[0].text if len(said) == 1 else "ended because another rank failed"
         own = only if only.startswith("rank") and " was stopped" in only else f"{words.some_ranks(peers)}: {only}"
-        rows.append(_first_line(own))
+        rows.append(first_line(own))
     told = frozenset(r for f in one.findings if f.code.startswith(("rank_", "peer_")) for r in ranks.parse(f.ranks))
     untold = (row for row in one.unfinished if not told.issuperset(ranks.parse(row.ranks)))
     rows += [f"{words.some_ranks(row.ranks)}: {row.why}, {doing(row.phase)}" for row in untold]
@@ -350,17 +310,17 @@ def _all_keys(page: Page, one: Aggregate, rows: int) -> None:
     ):
         if keys.count and code not in shown:
             page.section("keys", f"{words.count(keys.count, 'key')} {title}")
-            _keys(page, keys, max(rows, _SOME_ROWS + 1))
+            keys_of(page, keys, max(rows, SOME_ROWS + 1))
     report = _lead(one)
     if one.mismatched.count and "shape_mismatch" not in shown and report is not None:
         page.section("keys", f"{words.count(one.mismatched.count, 'key')} with another shape")
-        _mismatches(page, report, rows)
+        mismatches(page, report, rows)
 
 
 def _all_findings(page: Page, one: Aggregate, rows: int) -> None:
     for place, found in enumerate(one.findings[:rows]):
         where = f" ({words.some_ranks(found.ranks)})" if found.ranks and one.world_size > 1 else ""
-        text = f"{found.level} {found.code}{where}: {_first_line(found.text)}"
+        text = f"{found.level} {found.code}{where}: {first_line(found.text)}"
         page.section("" if place else "findings", text, at_most=20)
 
 
@@ -369,7 +329,7 @@ def _all_groups(page: Page, one: Aggregate, rows: int) -> None:
         return
     for place, group in enumerate(one.groups[:rows]):
         error = group.report.error
-        why = f"{error.type}: {_first_line(error.message)}" if error else ""
+        why = f"{error.type}: {first_line(error.message)}" if error else ""
         facts = (words.some_ranks(group.ranks), group.report.verdict, why)
         page.section("" if place else "groups", page.glyphs.dot.join(filter(None, facts)), at_most=4)
     for place, row in enumerate(one.unfinished[:rows]):
@@ -389,20 +349,3 @@ def _durations(page: Page, one: Aggregate) -> None:
             for name, spent in spreads
         ]
     page.section("time", page.glyphs.dot.join(facts), at_most=6)
-
-
-def _headline(found: RankFinding) -> str:
-    """
-    The first line of a finding; without the keys that it lists where they stand in rows below it.
-    """
-    text = _first_line(found.text)
-    if found.code not in _LISTED:
-        return text
-    listed = _LISTING.fullmatch(text)
-    if listed is None:
-        return text
-    return f"{listed[1]};{listed[2].replace(' All', ' all').replace(' It', ' it')} may be" if listed[2] else listed[1]
-
-
-def _first_line(text: str) -> str:
-    return next(iter(text.strip().splitlines()), "")

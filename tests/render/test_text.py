@@ -303,3 +303,13 @@ def test_a_rename_is_the_cause_of_missing_keys_whatever_their_levels() -> None:
     one = seen(finished(0, 1, verdict="failed", error=SIZE, rename=rename, findings=(MISSING, found)))
     assert [finding.code for finding in one.findings] == ["renamed_keys", "missing_keys"]
     assert block(one).splitlines()[2] == "  cause       2 keys have other names: strip module. (module.a → a)"
+
+
+def test_nobody_is_called_first_where_all_waited_for_one() -> None:
+    begin = [started(rank) for rank in (0, 2, 3)]
+    one = seen(*begin, told(0), told(2), told(3), exited(0, 1), killed(1, "SIGTERM"), over(ok=False))
+    assert block(one).splitlines()[:3] == [
+        "ckpt_sentry ✗ dcp.load failed on 3 of 4 ranks after 4.0 s · while planning",
+        "  checkpoint  /data/run7/step-1200 · DCP · step 1200 (folder name)",
+        "  cause       rank 1 never came to this load",
+    ]

@@ -1,0 +1,97 @@
+"""
+The rows of keys below a finding: folded names, shapes side by side, types before and after.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from ckpt_sentry.audit.report import KeyList, LoadReport
+from ckpt_sentry.collector.aggregate import RankFinding
+from ckpt_sentry.render import words
+from ckpt_sentry.render.folded import size as folded_size
+from ckpt_sentry.render.page import Page
+
+SOME_ROWS: Final = 6
+"""Rows of a list in a block."""
+
+_LISTED: Final = frozenset({"missing_keys", "unexpected_keys", "shape_mismatch", "dtype_cast"})
+_LISTING: Final = re.compile(r"(.*?): .*?(?:\.(?:( [\d,]+ of them| All of them| It) may be\.)?)?")
+
+
+def headline(found: RankFinding) -> str:
+    """
+    The first line of a finding; without the keys that it lists where they stand in rows below it.
+    """
+    text = first_line(found.text)
+    if found.code not in _LISTED:
+        return text
+    listed = _LISTING.fullmatch(text)
+    if listed is None:
+        return text
+    return f"{listed[1]};{listed[2].replace(' All', ' all').replace(' It', ' it')} may be" if listed[2] else listed[1]
+
+
+def first_line(text: str) -> str:
+    """
+    The first line of a text, "" of an empty one.
+    """
+    return next(iter(text.strip().splitlines()), "")
+
+
+def details(page: Page, report: LoadReport, found: RankFinding, rows: int) -> None:
+    """
+    What a report has to show below a finding, in at most so many rows.
+    """
+    code = found.code
+    if code == "missing_keys":
+        keys_of(page, report.missing, rows)
+    elif code == "unexpected_keys":
+        keys_of(page, report.unexpected, rows)
+    elif code == "shape_mismatch":
+        mismatches(page, report, rows)
+    elif code == "dtype_cast":
+        casts = report.casts[:rows]
+        page.table([(cast.keys, f"{cast.checkpoint_dtype} {page.glyphs.arrow} {cast.model_dtype}") for cast in casts])
+        _more(page, sum(cast.count for cast in report.casts[rows:]))
+    elif code == "renamed_keys" and report.rename is not None:
+        rename = report.rename
+        if rename.example is not None and rename.example[0] in found.text:
+            return
+        would = f"{words.count(rename.count, 'key')}: {words.percent(rename.coverage)} would load"
+        if rename.example is not None:
+            old, new = rename.example
+            page.table([(f"{old} {page.glyphs.arrow} {new}", would)])
+
+
+def keys_of(page: Page, keys: KeyList, rows: int) -> None:
+    """
+    A list of folded keys. In a short one a key too wide is cut, in a long one it goes on in the next line.
+    """
+    for key in keys.keys[:rows]:
+        if rows > SOME_ROWS:
+            page.rows(key, "key")
+        else:
+            page.row(key, "key")
+    hidden = keys.count - sum(map(folded_size, keys.keys[:rows])) if len(keys.keys) > rows else keys.omitted
+    _more(page, hidden)
+
+
+def mismatches(page: Page, report: LoadReport, rows: int) -> None:
+    """
+    Keys with both of their shapes, in columns.
+    """
+    shown = report.mismatched[:rows]
+    page.table(
+        [
+            (item.keys, f"model {words.shape(item.model_shape)}", f"checkpoint {words.shape(item.checkpoint_shape)}")
+            for item in shown
+        ]
+    )
+    _more(page, sum(item.count for item in report.mismatched[rows:]))
+
+
+def _more(page: Page, keys: int) -> None:
+    if keys > 0:
+        page.row(f"{page.glyphs.more} {words.count(keys, 'more key')}", "quiet")
