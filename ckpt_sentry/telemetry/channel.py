@@ -171,7 +171,9 @@ def _connect(host: str, port: int, deadline: Deadline) -> _Connection:
     Try every address of the host until the deadline. Only the look-up of a name is not bounded by it.
     """
     failure: OSError | None = None
-    for family, kind, proto, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+    # As bytes, a name needs no codec: a process that has given up its rights may no longer be able to import one.
+    name = host.encode() if host.isascii() else host
+    for family, kind, proto, _, address in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM):
         sock = socket.socket(family, kind, proto)
         try:
             sock.settimeout(deadline.left())
