@@ -278,7 +278,7 @@ def _others(page: Page, one: Aggregate) -> None:
     rows = []
     if said and one.world_size > 1:
         only = said[0].text if len(said) == 1 else "ended because another rank failed"
-        own = only if only.startswith("rank") and " was stopped" in only else f"{words.some_ranks(peers)}: {only}"
+        own = only if "stopped by the launcher" in only else f"{words.some_ranks(peers)}: {only}"
         rows.append(first_line(own))
     told = frozenset(r for f in one.findings if f.code.startswith(("rank_", "peer_")) for r in ranks.parse(f.ranks))
     untold = (row for row in one.unfinished if not told.issuperset(ranks.parse(row.ranks)))

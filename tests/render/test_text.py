@@ -313,3 +313,14 @@ def test_nobody_is_called_first_where_all_waited_for_one() -> None:
         "  checkpoint  /data/run7/step-1200 · DCP · step 1200 (folder name)",
         "  cause       rank 1 never came to this load",
     ]
+
+
+def test_ranks_that_the_launcher_stopped_are_named_once() -> None:
+    error = LoadError("OSError", "[Errno 5] Input/output error", "read")
+    own = finished(1, verdict="failed", error=error)
+    ends = [exited(1, 1), *(killed(rank, "SIGTERM") for rank in (0, 2, 3))]
+    one = seen(*map(started, range(4)), failing(1, error), own, *ends, over(ok=False))
+    assert block(one).splitlines()[2:4] == [
+        "  cause       OSError: [Errno 5] Input/output error (rank 1 alone)",
+        "  others      ranks 0,2-3 were stopped by the launcher while setting up",
+    ]
