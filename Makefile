@@ -28,7 +28,7 @@ lint: setup
 	$(BIN)/lint-imports --no-logo
 
 bench: setup
-	for each in benchmarks/bench_*.py; do $(BIN)/python $$each || exit 1; done
+	for each in benchmarks/*_bench.py; do $(BIN)/python $$each || exit 1; done
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
