@@ -30,7 +30,7 @@ def environment(prefix: Path, start_up: tuple[Path, ...]) -> Path:
     """
     venv.create(prefix, symlinks=True)
     site = next(prefix.glob("lib/*/site-packages"))
-    (site / "zz_libraries.pth").write_text(f"{sysconfig.get_path('purelib')}\n{ROOT}\n")
+    (site / "aa_libraries.pth").write_text(f"{sysconfig.get_path('purelib')}\n{ROOT}\n")
     for file in start_up:
         shutil.copy(file, site)
     return prefix / "bin" / "python"
@@ -41,8 +41,11 @@ def seconds(python: Path, **settings: str) -> float:
     From the start of an interpreter that does nothing to its end.
     """
     began = time.perf_counter()
-    subprocess.run([python, "-c", "pass"], env={"PATH": os.defpath, **settings}, check=True)
-    return time.perf_counter() - began
+    done = subprocess.run([python, "-c", "pass"], env={"PATH": os.defpath, **settings}, check=True, stderr=subprocess.PIPE)
+    took = time.perf_counter() - began
+    if done.stderr:
+        raise SystemExit(done.stderr.decode())
+    return took
 
 
 def spread(values: list[float]) -> dict[str, float]:
