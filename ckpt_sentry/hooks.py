@@ -72,7 +72,16 @@ TARGETS: list[tuple[str, str]] = [
     ("torch.distributed.checkpoint.utils", "ckpt_sentry.targets.dcp:instrument_utils"),
     ("torch.distributed.checkpoint.state_dict_loader", "ckpt_sentry.targets.dcp:instrument_loader"),
     ("torch.distributed.checkpoint.format_utils", "ckpt_sentry.targets.dcp:instrument_format_utils"),
+    ("torch.serialization", "ckpt_sentry.targets.torch_load:instrument_torch"),
+    ("safetensors.torch", "ckpt_sentry.targets.torch_load:instrument_safetensors"),
+    ("torch.nn.modules.module", "ckpt_sentry.targets.module:instrument"),
+    ("torch.distributed.checkpoint.state_dict", "ckpt_sentry.targets.module:instrument_state_dict"),
+    ("accelerate.utils.modeling", "ckpt_sentry.targets.accelerate:instrument_modeling"),
+    ("accelerate.big_modeling", "ckpt_sentry.targets.accelerate:instrument_big_modeling"),
     ("torch.distributed.launcher.api", "ckpt_sentry.targets.torchrun:instrument"),
+    ("torch.distributed.elastic.multiprocessing.api", "ckpt_sentry.targets.torchrun:instrument_processes"),
+    ("torch.distributed.distributed_c10d", "ckpt_sentry.targets.ranks:instrument_group"),
+    ("torch.multiprocessing.spawn", "ckpt_sentry.targets.ranks:instrument_spawn"),
 ]
 """(host module to wait for, "module:function" of this package that is then called with the host module)."""
 

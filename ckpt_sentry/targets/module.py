@@ -1,0 +1,102 @@
+"""
+torch.nn: `Module.load_state_dict`, and `set_model_state_dict` of `torch.distributed.checkpoint.state_dict`.
+
+Everybody calls this all the time, so a load that lacks nothing costs a hash of its keys; the first of its kind in the
+process (class of the module, keys) is recorded, none is printed. One that lacks keys is examined and said, also once
+for each kind. What raises keeps its exception, with the report attached. A call from within another load, or from
+within `load_state_dict` itself, is part of that one.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from ckpt_sentry import hooks
+from ckpt_sentry.guard import contained
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ckpt_sentry.hooks import Patch
+
+TARGET = "module"
+
+
+class Entry(NamedTuple):
+    """
+    A function that fills a module: its name for people, and the names of its parameters in their order.
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+    fills_gaps: bool
+    """Whether it takes the module's own values for what the dict lacks, so that torch's lists do not tell."""
+
+
+MODULE: Final = Entry("Module.load_state_dict", ("self", "state_dict", "strict", "assign"), fills_gaps=False)
+MODEL: Final = Entry("set_model_state_dict", ("model", "model_state_dict"), fills_gaps=True)
+
+
+def instrument(module: ModuleType) -> None:
+    """
+    Patch `torch.nn.modules.module.Module`.
+    """
+    hooks.patch(module.Module, "load_state_dict", _wrapper(MODULE), target=TARGET)
+
+
+def instrument_state_dict(module: ModuleType) -> None:
+    """
+    Patch `torch.distributed.checkpoint.state_dict.set_model_state_dict`.
+
+    It fills what the dict lacks with the module's own values before it calls `load_state_dict` (state_dict.py:618):
+    only here are the dict's own keys to be seen.
+    """
+    hooks.patch(module, "set_model_state_dict", _wrapper(MODEL), target=TARGET)
+
+
+@contained("module.calls")
+@functools.cache
+def _calls() -> Any:
+    """
+    What watches the calls. Imported at the first one: when this module is, torch itself is half imported.
+    """
+    from ckpt_sentry.targets import module_calls
+
+    return module_calls
+
+
+def _wrapper(entry: Entry) -> Callable[[Callable[..., Any], Patch], Callable[..., Any]]:
+    """
+    Watch a function that fills a module, and call it a second time where the agent may, and can, mend the keys.
+    """
+    find = _calls
+
+    def wrap(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def load_state_dict(*args: Any, **kwargs: Any) -> Any:
+            calls = find() if patch.active else None
+            if calls is None or (call := calls.enter(entry, args, kwargs)) is None:
+                return original(*args, **kwargs)
+            try:
+                result = original(*args, **kwargs)
+            except BaseException as error:
+                if not calls.mended(call, None, error):
+                    calls.end(call, None, error)
+                    raise
+            else:
+                if not calls.mended(call, result, None):
+                    calls.end(call, result, None)
+                    return result
+            try:
+                result = original(*call.args, **call.kwargs)
+            except BaseException as error:
+                calls.end(call, None, error)
+                raise
+            calls.end(call, result, None)
+            return result
+
+        return load_state_dict
+
+    return wrap

@@ -1,0 +1,288 @@
+"""
+The life of one call that fills a module: what it was given, how it ended, and what is said of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar, Token
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from ckpt_sentry import config, loads
+from ckpt_sentry.audit.policy import Policy
+from ckpt_sentry.audit.report import Finding, LoadReport
+from ckpt_sentry.audit.verdict import verdict
+from ckpt_sentry.errors import LowCoverageError
+from ckpt_sentry.guard import contained
+from ckpt_sentry.render.note import note
+from ckpt_sentry.targets import accelerate_text, module_judge
+from ckpt_sentry.targets.dcp_errors import attach, describe
+from ckpt_sentry.targets.module_judge import Lists
+from ckpt_sentry.unify import align
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ckpt_sentry.loads import Facts
+    from ckpt_sentry.targets.module import Entry
+
+MOST_KINDS: Final = 64
+"""Kinds of good loads that are recorded in one process, and as many of others."""
+
+SOMETHING: Final = 1e-12
+"""The coverage of a load that brought in anything at all."""
+
+OBSERVER: Final = "module_observer"
+"""The note of a load whose target wants to hear of each module filled within it: `Callable[[Call], object]`."""
+
+_TORCH_TEXT: Final = "Error(s) in loading state_dict for"
+_inside: ContextVar[bool] = ContextVar("ckpt_sentry_module", default=False)
+
+
+class _Kinds:
+    """
+    The kinds of loads that have been recorded in this process. A set only grows: threads need no lock.
+    """
+
+    def __init__(self) -> None:
+        self.good: set[tuple[Any, ...]] = set()
+        self.other: set[tuple[Any, ...]] = set()
+        self.failed: dict[tuple[Any, ...], LoadReport] = {}
+
+    @staticmethod
+    def is_new(kinds: set[tuple[Any, ...]], kind: tuple[Any, ...]) -> bool:
+        if kind in kinds or len(kinds) >= MOST_KINDS:
+            return False
+        kinds.add(kind)
+        return True
+
+
+_kinds = _Kinds()
+
+
+@dataclass(slots=True)
+class Call:
+    """
+    One call, and how it ended: torch's lists, or the exception.
+    """
+
+    entry: Entry
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    module: nn.Module
+    state_dict: Mapping[Any, Any]
+    is_strict: bool
+    is_assigning: bool
+    token: Token[bool]
+    observer: Callable[[Call], object] | None
+    offered: tuple[Any, ...] | None = None
+    """The dict's keys before the call, where it is known to change the dict."""
+    began: float = field(default_factory=time.perf_counter)
+    lists: Lists | None = None
+    error: BaseException | None = None
+    aligned: Finding | None = None
+    """What `CKPT_SENTRY_ALIGN=auto` has done to the keys."""
+
+    @property
+    def module_class(self) -> str:
+        kind = type(self.module)
+        return f"{kind.__module__}.{kind.__qualname__}"
+
+    def is_meta(self) -> bool:
+        """
+        Whether nothing could enter: a module on the meta device, whose tensors were not replaced.
+        """
+        first = next(self.module.parameters(), None)
+        return not self.is_assigning and first is not None and first.is_meta
+
+
+@contained("module.enter")
+def enter(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+    """
+    Begin to watch a call; None where it is part of another load, or is no call that could work.
+    """
+    if _inside.get():
+        return None
+    outer = loads.current()
+    observer = None if outer is None else outer.notes.get(OBSERVER)
+    if outer is not None and observer is None:
+        return None
+    given = dict(zip(entry.parameters, args, strict=False), **kwargs)
+    module, state_dict = (given.get(name) for name in entry.parameters[:2])
+    if module is None or not isinstance(state_dict, Mapping):
+        return None
+    if entry.fills_gaps and not all(isinstance(key, str) for key in state_dict):  # by module: deprecated by torch
+        return None
+    options = given.get("options")
+    if getattr(options, "broadcast_from_rank0", False):  # ranks other than the first have an empty dict, rightly
+        return None
+    return Call(
+        entry,
+        args,
+        kwargs,
+        module,
+        state_dict,
+        is_strict=bool(given.get("strict", getattr(options, "strict", True))),
+        is_assigning=bool(given.get("assign", False)),
+        token=_inside.set(True),
+        observer=observer,
+        offered=tuple(state_dict) if entry.fills_gaps else None,
+    )
+
+
+@contained("module.mended", default=False)
+def mended(call: Call, result: Any, error: BaseException | None) -> bool:
+    """
+    Mend the keys for a second attempt, where `CKPT_SENTRY_ALIGN=auto` allows it and one rule alone explains the first.
+    """
+    settings = config.settings()
+    if settings.align != "auto" or call.entry.fills_gaps or settings.mode in ("off", "observe"):
+        return False
+    lists = _lists(result, error)
+    if lists is None or not lists.missing or not lists.unexpected:
+        return False
+    found = module_judge.judged(call.module, call.state_dict, lists)
+    unified = align(call.state_dict, found.examination, settings.min_coverage)
+    if unified is None:
+        return False
+    call.state_dict = unified.state_dict
+    call.args, call.kwargs = _with(call, unified.state_dict)
+    text = f"{unified.count:,} keys of the checkpoint were aligned with the model: {unified.rule}."
+    call.aligned = Finding("renamed_keys", "info", text)
+    return True
+
+
+@contained("module.end")
+def end(call: Call, result: Any, error: BaseException | None) -> None:
+    """
+    Say how the call ended, where that is worth a word.
+
+    Raises:
+        LowCoverageError: the settings refuse what came in (or did not).
+    """
+    _inside.reset(call.token)
+    call.error = error
+    call.lists = _lists(result, error)
+    if call.offered is not None and call.lists is not None:
+        call.lists = module_judge.compared(call.module, call.offered)
+    if call.lists is None:
+        return
+    if call.observer is not None:
+        call.observer(call)
+    elif error is not None:
+        _refused(call, call.lists, error)
+    elif call.lists.missing or call.lists.unexpected:
+        _partial(call, call.lists)
+    else:
+        _whole(call)
+
+
+def forget() -> None:
+    """
+    Forget which kinds of loads were recorded.
+    """
+    _kinds.good.clear()
+    _kinds.other.clear()
+    _kinds.failed.clear()
+
+
+def _lists(result: Any, error: BaseException | None) -> Lists | None:
+    if error is None:
+        missing, unexpected = getattr(result, "missing_keys", None), getattr(result, "unexpected_keys", None)
+        return None if missing is None or unexpected is None else Lists(missing, unexpected)
+    # Whatever else is raised, by a hook or for a bad argument, says nothing about keys.
+    if isinstance(error, RuntimeError) and str(error).startswith(_TORCH_TEXT):
+        return module_judge.lists_of(error)
+    return None
+
+
+def _with(call: Call, state_dict: Mapping[Any, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """
+    The arguments of the call with another dict.
+    """
+    name = call.entry.parameters[1]
+    if name in call.kwargs:
+        return call.args, {**call.kwargs, name: state_dict}
+    return (call.args[0], state_dict, *call.args[2:]), call.kwargs
+
+
+def _whole(call: Call) -> None:
+    is_meta = call.is_meta()
+    kind = (call.module_class, hash(tuple(call.state_dict)), is_meta, call.aligned is not None)
+    if not _kinds.is_new(_kinds.good, kind):
+        return
+    _record(call, module_judge.whole(call.state_dict, is_meta=is_meta), call.state_dict, None)
+
+
+def _partial(call: Call, lists: Lists) -> None:
+    is_part = not call.is_strict and not lists.unexpected
+    # Shards and adapters come one after the other: they are one kind.
+    kind = (call.module_class,) if is_part else _kind(call, lists)
+    settings = config.settings()
+    is_new = _kinds.is_new(_kinds.other, kind)
+    if not is_new and settings.mode != "strict" and not call.is_strict:
+        return
+    found = module_judge.judged(call.module, call.state_dict, lists)
+    facts = found.facts
+    if is_part and found.examination.coverage.keys > 0:
+        facts = module_judge.softened(facts)
+    minimum = 1.0 if settings.mode == "strict" else SOMETHING
+    rules = Policy(mode=settings.mode, minimum=minimum, tolerated=not call.is_strict)
+    error = None
+    if rules.refusal(facts.coverage) is not None:
+        missing = found.examination.difference.missing
+        error = LowCoverageError(accelerate_text.loaded(call.entry.name, facts, found.wanted, missing, minimum))
+    if is_new or error is not None:
+        report = _record(call, facts, () if is_part else (*lists.missing, *lists.unexpected), error)
+        if error is not None:
+            error.ckpt_sentry = report
+    if error is not None:
+        raise error
+
+
+def _refused(call: Call, lists: Lists, error: BaseException) -> None:
+    kind = (*_kind(call, lists), str(error))
+    report = _kinds.failed.get(kind)
+    if report is None and len(_kinds.failed) < MOST_KINDS:
+        found = module_judge.judged(call.module, call.state_dict, lists)
+        facts = module_judge.decisive(found.facts, lists)
+        report = _record(call, facts, (*lists.missing, *lists.unexpected), error)
+    if report is not None:
+        _kinds.failed[kind] = report
+        attach(error, note(report), report)
+
+
+def _kind(call: Call, lists: Lists) -> tuple[Any, ...]:
+    return call.module_class, hash(tuple(sorted(lists.missing))), hash(tuple(sorted(lists.unexpected)))
+
+
+def _record(call: Call, facts: Facts, keys: Iterable[Any], error: BaseException | None) -> LoadReport | None:
+    """
+    Make a load of the call, now that it is over, and hand on its report.
+    """
+    digest = _digest(keys)
+    seconds = time.perf_counter() - call.began
+    kind = f"{call.entry.name}:{call.module_class}:{digest}"
+    load = loads.begin("torch", call.entry.name, facts.path, kind=kind, seconds_ago=seconds)
+    if load is None:
+        return None
+    if call.aligned is not None:
+        facts = facts.with_findings([call.aligned])
+    load.facts = replace(facts, key_digest=digest)
+    described = None if error is None else describe(error, None)
+    try:
+        if described is not None:
+            load.failing(described)
+        # What the agent refuses is judged by what came in; what torch refuses has failed.
+        fatal = None if isinstance(error, LowCoverageError) else described
+        return load.finish(verdict(error=fatal, coverage=facts.coverage, findings=facts.findings), described)
+    finally:
+        load.leave()
+
+
+def _digest(keys: Iterable[Any]) -> str:
+    text = "\0".join(sorted(map(str, keys)))
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
