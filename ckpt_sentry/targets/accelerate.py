@@ -1,0 +1,194 @@
+"""
+accelerate: every load by `load_checkpoint_in_model` and `load_checkpoint_and_dispatch`.
+
+What is patched, and why there (accelerate 1.15.0):
+
+* `utils.modeling.load_checkpoint_in_model` (modeling.py:1817) and `big_modeling.load_checkpoint_and_dispatch`
+  (big_modeling.py:520): the load as a whole. It is judged by headers before anything is written, and proved by values
+  after ties are made anew and the model is dispatched.
+* `utils.modeling.load_state_dict` (modeling.py:1649): called for each file; where a rename is applied.
+* `big_modeling.dispatch_model` (big_modeling.py:316): a phase of the load; by itself, the one that serves the weights
+  of another checkpoint from a folder that was used before.
+
+These modules define the functions, so all later names of them are the wrappers; earlier ones are swept.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from ckpt_sentry import hooks, loads
+from ckpt_sentry.checkpoints.paths import mask
+from ckpt_sentry.errors import LowCoverageError
+from ckpt_sentry.guard import contained
+from ckpt_sentry.targets import accelerate_facts, accelerate_judge, offload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    from ckpt_sentry.hooks import Patch
+    from ckpt_sentry.loads import Load
+    from ckpt_sentry.targets.accelerate_facts import Call
+
+TARGET = "accelerate"
+READ, FILL, DISPATCH = "read", "fill", "dispatch"
+
+
+def instrument_modeling(module: ModuleType) -> None:
+    """
+    Patch `accelerate.utils.modeling`.
+    """
+    hooks.patch(module, "load_state_dict", _reader, target=TARGET)
+    hooks.patch(module, "load_checkpoint_in_model", _loader, target=TARGET)
+
+
+def instrument_big_modeling(module: ModuleType) -> None:
+    """
+    Patch `accelerate.big_modeling`.
+    """
+    hooks.patch(module, "dispatch_model", _dispatcher, target=TARGET)
+    hooks.patch(module, "load_checkpoint_and_dispatch", _loader, target=TARGET)
+
+
+def _loader(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+    begin, before, after, end = _begin, _before, _after, _end
+
+    @functools.wraps(original)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        load = begin(original, args, kwargs) if patch.active else None
+        if load is None:
+            return original(*args, **kwargs)
+        try:
+            # A function of accelerate, if any: it raises what the loader would raise too late.
+            if (early := before(load)) is not None:
+                early()
+            result = original(*args, **kwargs)
+            after(load)
+        except BaseException as error:
+            end(load, error)
+            raise
+        end(load, None)
+        return result
+
+    return watched
+
+
+@contained("accelerate.begin")
+def _begin(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Load | None:
+    if loads.current() is not None:
+        return None
+    call = accelerate_facts.read_call(original, args, kwargs)
+    if call is None:
+        return None
+    load = loads.begin("accelerate", call.entry_point, mask(call.path))
+    if load is not None:
+        load.notes[accelerate_facts.NOTE] = call
+    return load
+
+
+@contained("accelerate.before")
+def _before(load: Load) -> Callable[[], Any] | None:
+    return accelerate_judge.before(load, load.notes[accelerate_facts.NOTE])
+
+
+@contained("accelerate.after")
+def _after(load: Load) -> None:
+    accelerate_judge.after(load, load.notes[accelerate_facts.NOTE])
+
+
+@contained("accelerate.end")
+def _end(load: Load, error: BaseException | None) -> None:
+    try:
+        accelerate_judge.conclude(load, error)
+    finally:
+        load.leave()
+
+
+def _call() -> tuple[Load, Call] | None:
+    load = loads.current()
+    call = None if load is None else load.notes.get(accelerate_facts.NOTE)
+    return None if load is None or call is None else (load, call)
+
+
+def _reader(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+    read, aligned = _read, _aligned
+
+    @functools.wraps(original)
+    def load_state_dict(*args: Any, **kwargs: Any) -> Any:
+        if patch.active:
+            read(READ)
+        result = original(*args, **kwargs)
+        return (aligned(result) or result) if patch.active else result
+
+    return load_state_dict
+
+
+@contained("accelerate.read")
+def _read(phase: str) -> None:
+    if (found := _call()) is not None:
+        found[0].enter(phase)
+
+
+@contained("accelerate.aligned")
+def _aligned(state_dict: Any) -> Any:
+    """
+    The state dict under the names that the load's rename gives; None where there is no rename.
+    """
+    found = _call()
+    if found is None:
+        return None
+    load, call = found
+    load.enter(FILL)
+    if not call.applied or not isinstance(state_dict, dict):
+        return None
+    return {call.applied.get(key, key): value for key, value in state_dict.items()}
+
+
+def _dispatcher(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+    before, after, entered = _before_dispatch, _after_dispatch, _read
+
+    @functools.wraps(original)
+    def dispatch_model(*args: Any, **kwargs: Any) -> Any:
+        if not patch.active:
+            return original(*args, **kwargs)
+        entered(DISPATCH)
+        state = before(original, args, kwargs)
+        result = original(*args, **kwargs)
+        if state is not None:
+            after(*state)
+        return result
+
+    return dispatch_model
+
+
+@contained("accelerate.before_dispatch")
+def _before_dispatch(
+    original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, tuple[float, ...]], str] | None:
+    if loads.current() is not None:
+        return None
+    arguments = accelerate_facts.arguments_of(original, args, kwargs)
+    if arguments is None:
+        return None
+    held = offload.before_dispatch(arguments["model"], arguments)
+    return (arguments["model"], held, str(arguments["offload_dir"])) if held else None
+
+
+@contained("accelerate.after_dispatch")
+def _after_dispatch(model: Any, held: dict[str, tuple[float, ...]], folder: str) -> None:
+    stale = offload.stale_after_dispatch(model, held)
+    if not stale:
+        return
+    load = loads.begin("accelerate", "dispatch_model", mask(folder))
+    if load is None:
+        return
+    error: LowCoverageError | None = None
+    try:
+        error = accelerate_judge.stale_dispatch(load, stale, len(held), folder)
+        accelerate_judge.conclude(load, error)
+    finally:
+        load.leave()
+    if error is not None:
+        raise error

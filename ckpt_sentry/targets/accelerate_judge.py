@@ -1,0 +1,231 @@
+"""
+What to make of a load by accelerate: refuse it, let it raise by itself before anything is written, or prove it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from ckpt_sentry import config
+from ckpt_sentry.audit.fold import key_list
+from ckpt_sentry.audit.policy import Policy
+from ckpt_sentry.audit.report import Finding, Proof
+from ckpt_sentry.audit.verdict import verdict
+from ckpt_sentry.checkpoints.paths import shown_path
+from ckpt_sentry.errors import LowCoverageError
+from ckpt_sentry.render.note import note
+from ckpt_sentry.targets import accelerate_facts, accelerate_proof, accelerate_text, device_map
+from ckpt_sentry.targets.dcp_errors import INTERRUPTS, attach, describe
+
+if TYPE_CHECKING:
+    from ckpt_sentry.loads import Load
+    from ckpt_sentry.targets.accelerate_facts import Call
+
+_SHOWN: Final = 3
+
+
+def policy() -> Policy:
+    """
+    The policy that the settings ask for.
+    """
+    settings = config.settings()
+    return Policy(mode=settings.mode, minimum=settings.min_coverage)
+
+
+def before(load: Load, call: Call) -> Callable[[], Any] | None:
+    """
+    Judge a load before it begins. Returns what the loader would raise by anyhow, later, as a function of the host.
+
+    :raises LowCoverageError: too little of the model would be loaded.
+    """
+    accelerate_facts.look(load, call)
+    early = _early(call)
+    if early is not None or call.choice is None or not call.choice.loadable or call.examination is None:
+        return early
+    if call.map_facts is not None and call.map_facts.bad.get(None):
+        return None
+    _align(load, call)
+    if accelerate_facts.may_rename(call):
+        accelerate_facts.remember(call)
+        return None
+    refusal = policy().refusal(load.facts.coverage)
+    if refusal is not None:
+        raise LowCoverageError(_text(accelerate_text.refused, load, call))
+    return None
+
+
+def _text(say: Callable[..., str], load: Load, call: Call) -> str:
+    missing = () if call.examination is None else call.examination.difference.missing
+    return say(call.entry_point, load.facts, call.wanted, missing, config.settings().min_coverage)
+
+
+def _early(call: Call) -> Callable[[], Any] | None:
+    """
+    The loader's own check or reader that is certain to raise, where the loader would call it after it has written.
+    """
+    choice, facts = call.choice, call.map_facts
+    if facts is not None and facts.uncovered and _will_raise(call):
+        return functools.partial(_of("accelerate.big_modeling", "check_device_map"), call.model, call.device_map)
+    if facts is not None and isinstance(call.device_map, Mapping) and any(name is not None for name in facts.bad):
+        devices = [device for device in call.device_map.values() if device_map.bad_device(device) is not None]
+        return functools.partial(torch.empty, 0, device=devices[0]) if _is_device_text(devices[0]) else None
+    if choice is None or choice.loadable or len(choice.files) + (choice.index is not None) < 2:  # noqa: PLR2004
+        return None
+    broken = accelerate_proof.first_broken(choice)
+    if broken is None:
+        return None
+    return functools.partial(_of("accelerate.utils.modeling", "load_state_dict"), broken, device_map=call.device_map)
+
+
+def _is_device_text(device: object) -> bool:
+    return isinstance(device, (str, int, torch.device)) and not isinstance(device, bool)
+
+
+def _will_raise(call: Call) -> bool:
+    """
+    Whether a key without a device ends the load: in `dispatch_model` any of the model's, else one that is loaded.
+    """
+    if call.dispatches:
+        return True
+    keys = call.offered.entries
+    loaded = keys if call.arguments.get("strict") else [key for key in keys if key in call.wanted.entries]
+    return bool(device_map.uncovered(call.device_map, loaded))
+
+
+def _of(module: str, name: str) -> Callable[..., Any]:
+    function: Callable[..., Any] = getattr(sys.modules[module], name)
+    return function
+
+
+def _align(load: Load, call: Call) -> None:
+    """
+    Apply the rename rule where the settings ask for it, the rule is certain, and it brings the coverage that is wanted.
+    """
+    examination = call.examination
+    if examination is None or examination.inference is None or config.settings().align != "auto":
+        return
+    inference = examination.inference
+    minimum = config.settings().min_coverage
+    if inference.ambiguous or inference.rename.coverage < minimum or load.facts.coverage is None:
+        return
+    if load.facts.coverage.judged >= minimum:
+        return
+    call.applied = dict(inference.mapping)
+    accelerate_facts.add_supplied(call, {name: key for key, name in inference.mapping.items()})
+    accelerate_facts.compare(load, call)
+    rename = inference.rename
+    text = f"{rename.count:,} keys were renamed as CKPT_SENTRY_ALIGN=auto allows: {rename.rule}."
+    load.facts = replace(load.facts, rename=rename).with_findings([Finding("keys_aligned", "info", text)])
+
+
+def after(load: Load, call: Call) -> None:
+    """
+    Judge a load that has returned.
+
+    :raises LowCoverageError: the values are not the checkpoint's, or, judged only now, too few of them came in.
+    """
+    load.enter("verify")
+    found = accelerate_proof.prove(load, call) if config.settings().verify != "off" else None
+    load.facts = load.facts.with_findings(_placement(call))
+    rules = policy()
+    if found is not None and rules.disproof(found.differing.count) is not None:
+        raise LowCoverageError(accelerate_text.disproved(call.entry_point, load.facts))
+    if call.is_deferred and rules.refusal(load.facts.coverage) is not None:
+        raise LowCoverageError(_text(accelerate_text.loaded, load, call))
+
+
+def conclude(load: Load, error: BaseException | None) -> None:
+    """
+    Finish the load with its report, and attach that to the exception that it ends with, if any.
+    """
+    call = load.notes.get(accelerate_facts.NOTE)
+    if call is not None and error is not None and not isinstance(error, (LowCoverageError, *INTERRUPTS)):
+        load.facts = load.facts.with_findings(_reasons(load, call, error))
+    described = None if error is None else describe(error, load.phase)
+    judged = verdict(
+        error=None if isinstance(error, LowCoverageError) else described,
+        coverage=load.facts.coverage,
+        findings=load.facts.findings,
+        proof=load.facts.proof,
+    )
+    if described is not None and not isinstance(error, LowCoverageError):
+        load.failing(described)
+    report = load.finish(judged, described)
+    if error is not None and not isinstance(error, INTERRUPTS):
+        attach(error, note(report), report)
+
+
+def _reasons(load: Load, call: Call, error: BaseException) -> Iterable[Finding]:
+    """
+    Why a loader raised, where what is known already does not say it.
+    """
+    if call.choice is None:
+        accelerate_facts.look(load, call)
+    if (left := _left_on_meta(call)) is not None:
+        yield left
+    elif not any(finding.level == "error" for finding in load.facts.findings):
+        described = describe(error, load.phase)
+        text = f"{described.type}: {described.message}" if described.message else described.type
+        yield Finding("rank_raised", "error", text)
+
+
+def _placement(call: Call) -> Iterable[Finding]:
+    """
+    Where the parts of the model are after a load that returned.
+    """
+    resolved = getattr(call.model, "hf_device_map", None) if call.dispatches else call.device_map
+    if call.device_map is None or not isinstance(resolved, Mapping):
+        return
+    if (placed := device_map.placed(call.device_map, resolved)) is not None:
+        yield placed
+    if (left := _left_on_meta(call)) is not None:
+        yield left
+    devices = {name: value.device.type for name, value in call.model.named_parameters()}
+    if (elsewhere := device_map.elsewhere(resolved, devices, _is_same)) is not None:
+        yield elsewhere
+
+
+def _is_same(kind: str, asked: Any) -> bool:
+    # What is offloaded (to disk, or to the CPU beside a GPU) is on the meta device between two forward passes.
+    if asked is None or kind == "meta":
+        return True
+    if isinstance(asked, int):
+        return kind != "cpu"
+    return asked != device_map.DISK and torch.device(asked).type == kind
+
+
+def _left_on_meta(call: Call) -> Finding | None:
+    """
+    Say which tensors have no values anywhere, neither in the model nor where they are offloaded to.
+    """
+    names = accelerate_proof.without_values(call)
+    if not names:
+        return None
+    folded = key_list(names)
+    keys = ", ".join(folded.keys[:_SHOWN]) + (", …" if len(folded.keys) > _SHOWN else "")
+    step = "The checkpoint has to hold them, or give them values: model.to_empty(device=…) and an initialisation."
+    if call.device_map is None:
+        step = "Pass device_map={'': 'cpu'}, or 'auto': without a map nothing leaves the meta device."
+    text = f"{folded.count:,} tensors are left on the meta device, without values: {keys}."
+    return Finding("meta_left", "error" if call.device_map is None else "warning", text, step)
+
+
+def stale_dispatch(load: Load, stale: list[str], checked: int, folder: str) -> LowCoverageError | None:
+    """
+    Put into the load's facts that a dispatched model takes other values from its folder; the error, if it is to raise.
+    """
+    folded = key_list(stale)
+    keys = ", ".join(folded.keys[:_SHOWN]) + (", …" if len(folded.keys) > _SHOWN else "")
+    text = f"{folded.count:,} tensors now come from {shown_path(folder)} with values of another load: {keys}."
+    step = "Pass an empty offload_dir: dispatch_model writes nothing where an index.json is there already."
+    finding = Finding("stale_offload_folder", "error", text, step)
+    load.facts = replace(load.facts, proof=Proof(checked, folded)).with_findings([finding])
+    if policy().disproof(folded.count) is None:
+        return None
+    return LowCoverageError(accelerate_text.disproved("dispatch_model", load.facts))

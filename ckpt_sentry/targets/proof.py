@@ -1,0 +1,331 @@
+"""
+The proof of a load: values in the model compared with the checkpoint's, a few of each tensor or all.
+
+The values of a model are where its forward pass will take them from: in the module itself, or in the map or file that
+accelerate's hook offloads them to. A tensor without any variation shows nothing by being equal.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+import torch
+
+from ckpt_sentry.checkpoints import safetensors
+from ckpt_sentry.checkpoints.elements import (
+    SAMPLE_COUNT,
+    Sampler,
+    Slot,
+    can_sample,
+    contiguous_strides,
+    element_count,
+    sample_indices,
+)
+
+FEW: Final = 16
+"""Elements that are looked at in each tensor where there are more than `MANY` of them."""
+MANY: Final = 64
+
+_CHUNK_BYTES: Final = 1 << 24
+_PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
+
+Held: TypeAlias = "torch.Tensor | Slot"
+"""Where a value of the model is: a tensor, or a place in a file that it was offloaded to."""
+
+
+class Claim(NamedTuple):
+    """
+    A name of the model and the places in the checkpoint any of which may have filled it.
+    """
+
+    name: str
+    slots: tuple[Slot, ...]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """
+    What a proof has seen: names that were compared and show something, that differ, and that hold a NaN.
+    """
+
+    checked: list[str] = field(default_factory=list)
+    differing: list[str] = field(default_factory=list)
+    not_finite: list[str] = field(default_factory=list)
+    offloaded: set[str] = field(default_factory=set)
+    """Those of the compared names whose values lie in a file on disk."""
+
+
+def prove(holder: Holder, claims: Sequence[Claim], depth: Literal["sample", "full"]) -> Outcome:
+    """
+    Compare what a model holds with what the checkpoint has for it. Nothing of the host is run, no value is kept.
+
+    :raises OSError: the checkpoint cannot be read any more.
+    """
+    outcome = Outcome()
+    count = SAMPLE_COUNT if len(claims) <= MANY else FEW
+    with Sampler() as sampler, torch.no_grad():
+        for name, slots in claims:
+            held = holder.find(name)
+            if held is None or not _comparable(held, slots):
+                continue
+            if depth == "full" and all(map(_is_flat, slots)):
+                seen = _compare_all(held, slots)
+            else:
+                seen = _compare(held, [sampler.sample(slot, count).values for slot in slots], sampler, count)
+            _note(outcome, name, held, seen)
+    return outcome
+
+
+def _note(outcome: Outcome, name: str, held: Held, seen: _Seen) -> None:
+    if not seen.equal:
+        outcome.differing.append(name)
+    if seen.shows or not seen.equal:
+        outcome.checked.append(name)
+    if seen.has_nan:
+        outcome.not_finite.append(name)
+    if isinstance(held, Slot):
+        outcome.offloaded.add(name)
+
+
+def samples(holder: Holder, names: Iterable[str]) -> dict[str, tuple[float, ...]]:
+    """
+    A few values of each tensor that a model holds now, to see later whether it has changed.
+    """
+    found = {}
+    with Sampler() as sampler, torch.no_grad():
+        for name in names:
+            held = holder.find(name)
+            if held is not None and _readable(held):
+                found[name] = tuple(_held_values(held, sampler, FEW).tolist())
+    return found
+
+
+def vary(slots: Sequence[Slot]) -> bool:
+    """
+    Whether these places in a checkpoint hold different values.
+    """
+    with Sampler() as sampler:
+        return len({repr(sampler.sample(slot, FEW).values) for slot in slots}) > 1
+
+
+class Holder:
+    """
+    Finds where the values of a model are, by name. `folder` stands for a map of offloaded weights beside the hooks'.
+    """
+
+    def __init__(self, model: torch.nn.Module, folder: object = None) -> None:
+        self._model = model
+        self._folder = folder
+        self._modules: dict[str, torch.nn.Module] = {}
+
+    def find(self, name: str) -> Held | None:
+        """
+        The value under a name: a tensor, or its place on disk; None where it is nowhere, or packed by a quantizer.
+        """
+        path, _, leaf = name.rpartition(".")
+        module = self._module(path)
+        if module is None:
+            return None
+        value = module._parameters.get(leaf)
+        if value is None:
+            value = module._buffers.get(leaf)
+        if value is None or value.device.type != "meta":
+            return value if value is None or type(value) in _PLAIN else None
+        return self._offloaded(name)
+
+    def _module(self, path: str) -> torch.nn.Module | None:
+        if not path:
+            return self._model
+        module = self._modules.get(path)
+        if module is None:
+            parent, _, leaf = path.rpartition(".")
+            above = self._module(parent)
+            module = None if above is None else above._modules.get(leaf)
+            # Activation checkpointing stands between a module and its name.
+            module = getattr(module, "_checkpoint_wrapped_module", module)
+            if module is not None:
+                self._modules[path] = module
+        return module
+
+    def _offloaded(self, name: str) -> Held | None:
+        path, rest = name, ""
+        while path:
+            path, _, leaf = path.rpartition(".")
+            rest = f"{leaf}.{rest}" if rest else leaf
+            for weights in _maps(getattr(self._module(path), "_hf_hook", None)):
+                if (found := in_map(weights, rest)) is not None:
+                    return found
+        return None if self._folder is None else in_map(self._folder, name)
+
+    def is_offloaded(self, name: str) -> bool:
+        """
+        Whether a hook has a map for a name, whatever lies in it.
+        """
+        path, rest = name, ""
+        while path:
+            path, _, leaf = path.rpartition(".")
+            rest = f"{leaf}.{rest}" if rest else leaf
+            if any(rest in weights for weights in _maps(getattr(self._module(path), "_hf_hook", None))):
+                return True
+        return False
+
+
+def _maps(hook: Any) -> Iterable[Mapping[str, Any]]:
+    """
+    The maps of an `AlignDevicesHook`, also within a `SequentialHook` (accelerate/hooks.py:245, 109).
+    """
+    for one in (hook, *getattr(hook, "hooks", ())):
+        weights = getattr(one, "weights_map", None)
+        if weights is not None:
+            yield weights
+
+
+def in_map(weights: Any, name: str) -> Held | None:
+    """
+    The value of a name in an offload map: from memory, or its place in a file (utils/offload.py:127).
+    """
+    key, dataset = name, weights
+    while hasattr(dataset, "prefix") and hasattr(dataset, "dataset"):
+        key, dataset = f"{dataset.prefix}{key}", dataset.dataset
+    in_memory = getattr(dataset, "state_dict", dataset)
+    if key in in_memory:
+        value = in_memory[key]
+        return value if type(value) in _PLAIN and value.device.type != "meta" else None
+    info = getattr(dataset, "index", {}).get(key)
+    if info is None:
+        return None
+    if (file := info.get("safetensors_file")) is not None:
+        return _header(os.fspath(file)).get(info.get("weight_name", key))
+    return Slot(os.path.join(dataset.save_folder, f"{key}.dat"), str(info["dtype"]), tuple(info["shape"]), 0)
+
+
+@lru_cache(maxsize=4)
+def _header(file: str) -> Mapping[str, Slot]:
+    return safetensors.read(file).slots
+
+
+def _comparable(held: Held, slots: Sequence[Slot]) -> bool:
+    if not _readable(held):
+        return False
+    shape = tuple(held.shape)
+    dtype = getattr(torch, held.dtype) if isinstance(held, Slot) else held.dtype
+    return bool(slots) and all(can_sample(slot) and slot.shape == shape and _may_become(slot, dtype) for slot in slots)
+
+
+def _readable(held: Held) -> bool:
+    if isinstance(held, Slot):
+        return can_sample(held) and hasattr(torch, held.dtype) and element_count(held.shape) > 0
+    return held.layout is torch.strided and held.device.type != "meta" and held.numel() > 0 and not held.is_complex()
+
+
+def _may_become(slot: Slot, dtype: torch.dtype) -> bool:
+    """
+    Whether a cast keeps the meaning: whole numbers that stand for real ones are a quantizer's.
+    """
+    saved = getattr(torch, slot.dtype, None)
+    return saved is not None and saved.is_floating_point == dtype.is_floating_point
+
+
+class _Seen(NamedTuple):
+    """
+    A comparison: whether the values are equal, show anything by it (they vary), and hold a NaN that is a float's.
+    """
+
+    equal: bool
+    shows: bool
+    has_nan: bool
+
+
+def _compare(held: Held, wanted: Sequence[tuple[float, ...]], sampler: Sampler, count: int) -> _Seen:
+    dtype = getattr(torch, held.dtype) if isinstance(held, Slot) else held.dtype
+    values = _held_values(held, sampler, count)
+    equal = any(_same(torch.tensor(saved, dtype=torch.float64).to(dtype).to(torch.float64), values) for saved in wanted)
+    shows = len(set(wanted[0])) > 1 or len(values) == 1
+    return _Seen(equal, shows, equal and any(map(math.isnan, wanted[0])))
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(one, other) or torch.equal(one.nan_to_num(nan=0.5), other.nan_to_num(nan=0.5))
+
+
+def _held_values(held: Held, sampler: Sampler, count: int) -> torch.Tensor:
+    """
+    The values at `sample_indices` as float64, on the CPU.
+    """
+    if isinstance(held, Slot):
+        return torch.tensor(sampler.sample(held, count).values, dtype=torch.float64)
+    indices = _indices(held.numel(), count, tuple(held.shape), tuple(held.stride()), held.device.type)
+    flat = torch.as_strided(held.detach(), (_extent(held),), (1,))
+    return flat[indices.to(held.device)].to("cpu", torch.float64)
+
+
+def _extent(held: torch.Tensor) -> int:
+    return 1 + sum((size - 1) * stride for size, stride in zip(held.shape, held.stride(), strict=True))
+
+
+@lru_cache(maxsize=256)
+def _indices(numel: int, count: int, shape: tuple[int, ...], strides: tuple[int, ...], _device: str) -> torch.Tensor:
+    """
+    Where the sampled elements lie in the memory of a tensor, counted from its first.
+    """
+    flat = sample_indices(numel, count)
+    if strides == contiguous_strides(shape):
+        return torch.tensor(flat)
+    places = []
+    for index in flat:
+        place = 0
+        for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+            index, along = divmod(index, size)  # noqa: PLW2901
+            place += along * stride
+        places.append(place)
+    return torch.tensor(places)
+
+
+def _is_flat(slot: Slot) -> bool:
+    contiguous = slot.strides is None or slot.strides == contiguous_strides(slot.shape)
+    return contiguous and slot.record is None and slot.offset is not None
+
+
+def _compare_all(held: Held, slots: Sequence[Slot]) -> _Seen:
+    verdicts = [_compare_with(held, slot) for slot in slots]
+    return next((seen for seen in verdicts if seen.equal), verdicts[0])
+
+
+def _compare_with(held: Held, slot: Slot) -> _Seen:
+    """
+    Compare every element, a chunk at a time.
+    """
+    numel, first, shows, has_nan = element_count(slot.shape), None, False, False
+    dtype = getattr(torch, held.dtype) if isinstance(held, Slot) else held.dtype
+    flat = None if isinstance(held, Slot) else held.detach().reshape(-1)
+    step = _CHUNK_BYTES // 8
+    for start in range(0, numel, step):
+        stop = min(start + step, numel)
+        saved = _chunk(slot, start, stop).to(dtype).to(torch.float64)
+        got = _chunk(held, start, stop) if flat is None and isinstance(held, Slot) else flat[start:stop].cpu()  # type: ignore[index]
+        if not _same(saved, got.to(torch.float64)):
+            return _Seen(equal=False, shows=True, has_nan=False)
+        first = saved[0] if first is None else first
+        shows = shows or not bool((saved == first).all())
+        has_nan = has_nan or (dtype.is_floating_point and bool(saved.isnan().any()))
+    return _Seen(equal=True, shows=shows or numel == 1, has_nan=has_nan)
+
+
+def _chunk(slot: Slot, start: int, stop: int) -> torch.Tensor:
+    dtype = getattr(torch, slot.dtype)
+    size = dtype.itemsize
+    with open(slot.file, "rb", buffering=0) as file:
+        file.seek((slot.offset or 0) + start * size)
+        data = bytearray((stop - start) * size)
+        view, done = memoryview(data), 0
+        while done < len(data):
+            got = file.readinto(view[done:])
+            if not got:
+                raise EOFError(f"{slot.file} ends before its end")
+            done += got
+    return torch.frombuffer(data, dtype=dtype)
