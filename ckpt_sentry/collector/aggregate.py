@@ -69,8 +69,8 @@ class Aggregator:
     Collects events and tells what they mean. Not thread-safe: whoever feeds it from threads holds a lock.
 
     Args:
-        order_by: how to find the first failing rank; None: by arrival where all failures came from one source, else
-            by clock.
+        order_by: how to find the first failing rank; None: by arrival where all failures came from one source and all
+            ranks are on one machine, else by clock.
         max_loads: loads that are kept; beyond, the oldest is forgotten and counted in `forgotten`.
     """
 

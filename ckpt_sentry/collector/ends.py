@@ -102,7 +102,8 @@ class Story:
         self._over_nodes = attempt.over
         self._all_over = bool(attempt.over) and attempt.over.issuperset(state.nodes.values())
         self.sources = {one.source for one in state.failures.values()} | {one.source for one in attempt.ends.values()}
-        self.order_by: OrderBy = order_by or ("arrival" if len(self.sources) <= 1 else "clock")
+        in_one_place = len(self.sources) <= 1 and state.node_count <= 1
+        self.order_by: OrderBy = order_by or ("arrival" if in_one_place else "clock")
         self.open = [rank for rank in state.phases if rank not in state.finished]
         self.absent = [rank for rank in expected if rank not in state.phases]
         self._own = sorted((self._when(one), rank) for rank, one in state.failures.items() if one.own)

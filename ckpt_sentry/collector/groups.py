@@ -142,6 +142,13 @@ class LoadState:
     def framework(self) -> Framework:
         return self.head.framework if self.head else "dcp"
 
+    @property
+    def node_count(self) -> int:
+        """
+        How many machines have been heard of.
+        """
+        return len(self._heard)
+
     def add(self, event: LoadEvent, order: int, source: str) -> None:
         """
         Take in one event of this load.

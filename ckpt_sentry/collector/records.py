@@ -29,6 +29,9 @@ KEPT_RUNS: Final = 100
 MAX_LINE: Final = 32 * 1024 * 1024
 """Bytes of a line beyond which a reader passes over it, and a writer refuses: a request is at most 20 MiB."""
 
+_OTHER_SIGNALS: Final = (b'{"resourceSpans":', b'{"resourceMetrics":')
+"""How lines begin in which there is no event."""
+
 _SUFFIX: Final = ".jsonl"
 _NAME_LIMIT: Final = 80
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+|^\.+")
@@ -214,11 +217,13 @@ class Reading:
 
     def _lines(self, file: Any) -> Iterator[bytes]:
         while line := file.readline(MAX_LINE + 1):
+            # A Collector writes a whole trace as one line, however long.
+            other = line.startswith(_OTHER_SIGNALS)
             if len(line) > MAX_LINE:
-                self.damaged += 1
+                self.damaged += not other
                 while line and not line.endswith(b"\n"):
                     line = file.readline(MAX_LINE)
-            elif line.strip():
+            elif line.strip() and not other:
                 yield line
 
     def _events(self, line: bytes) -> tuple[Event, ...]:

@@ -94,6 +94,13 @@ def test_first_is_by_clock_across_sources() -> None:
     assert (one.error.first_rank, one.error.order_by) == (0, "clock")
 
 
+def test_first_is_by_clock_across_machines_though_they_came_through_one_collector() -> None:
+    late, early = failing(2, SIZE, at=200.0), failing(0, SIZE, at=100.0)
+    one = seen(late, replace(early, identity=replace(early.identity, node="elsewhere")))
+    assert one.error is not None
+    assert (one.error.first_rank, one.error.order_by) == (0, "clock")
+
+
 def test_an_order_that_is_given_is_kept() -> None:
     aggregator = Aggregator("clock")
     aggregator.add(failing(2, SIZE, at=200.0), source="a")

@@ -260,3 +260,17 @@ def test_the_first_record_of_a_run_prunes(tmp_path: Path) -> None:
     assert len(left) == records.KEPT_RUNS
     assert {"run0", "run1"}.isdisjoint(left)
     assert "new" in left
+
+
+def test_a_line_of_another_signal_is_passed_over_however_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "MAX_LINE", 4096)
+    path = write(tmp_path, event())
+    with path.open("a") as file:
+        file.write('{"resourceSpans":[' + ",".join(["{}"] * 5000) + "]}\n")
+        file.write('{"resourceMetrics":[]}\n')
+    write(tmp_path, event(at=2.0))
+
+    reading = records.read(path)
+
+    assert events_in(reading) == [event(), event(at=2.0)]
+    assert reading.damaged == 0
