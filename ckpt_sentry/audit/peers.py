@@ -4,7 +4,7 @@ Telling a rank's own failure from the noise that it makes on the others.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry.audit import ranks
 from ckpt_sentry.audit.report import Finding
@@ -32,6 +32,10 @@ _LOSS_TEXTS = (
 _LOSS_TYPES = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError", "DistError")
 
 
+REFUSAL: Final = "ckpt_sentry.errors.LowCoverageError"
+"""The qualified name of what the agent raises."""
+
+
 def is_loss(error: LoadError) -> bool:
     """
     Whether an exception says only that another rank has gone away or does not answer.
@@ -52,3 +56,10 @@ def lost_finding(error: LoadError) -> Finding:
     """
     first_line = error.message.strip().splitlines()[0] if error.message.strip() else error.type
     return Finding("peer_failed", "error", f"another rank went away or did not answer: {first_line[:200]}")
+
+
+def is_refusal(error: LoadError) -> bool:
+    """
+    Whether the agent itself raised this, as its settings told it to: the load has not failed, it was refused.
+    """
+    return error.type == REFUSAL

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from ckpt_sentry.audit import ranks
+from ckpt_sentry.audit.peers import is_refusal
 from ckpt_sentry.audit.report import Level
 from ckpt_sentry.collector.ends import Cause, Story
 from ckpt_sentry.collector.groups import LoadState, Saying, anonymous, finding_key
@@ -157,9 +158,10 @@ def _unexplained(state: LoadState, found: list[RankFinding]) -> list[RankFinding
     for one in found:
         if one.level == "error" and one.code != "peer_failed":
             explained |= _members(one)
+    explained |= {rank for rank, failure in state.failures.items() if is_refusal(failure.error)}
     own = {rank: failure for rank, failure in state.failures.items() if failure.own and rank not in explained}
     if not own and not any(one.level == "error" for one in found):
-        own = state.failures
+        own = {rank: failure for rank, failure in state.failures.items() if not is_refusal(failure.error)}
     rows: dict[tuple[str, str, str | None], list[int]] = defaultdict(list)
     texts: dict[tuple[str, str, str | None], str] = {}
     for rank, failure in own.items():
