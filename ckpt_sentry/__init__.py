@@ -10,13 +10,20 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ckpt_sentry._startup import install, uninstall
+    from ckpt_sentry.auditor import LoadAuditor
+    from ckpt_sentry.errors import LowCoverageError
+    from ckpt_sentry.unify import Unified, unify_keys
 
-__all__ = ["__version__", "install", "uninstall"]
+__all__ = ["LoadAuditor", "LowCoverageError", "Unified", "__version__", "install", "unify_keys", "uninstall"]
 
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "LoadAuditor": "ckpt_sentry.auditor",
+    "LowCoverageError": "ckpt_sentry.errors",
+    "Unified": "ckpt_sentry.unify",
     "install": "ckpt_sentry._startup",
+    "unify_keys": "ckpt_sentry.unify",
     "uninstall": "ckpt_sentry._startup",
 }
 """Public name: the module that defines it."""

@@ -5,9 +5,9 @@ Bring the keys of a state dict into line with a model: by the rule that is infer
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckpt_sentry.audit.escape import shown
 from ckpt_sentry.audit.examine import Examination, examine
@@ -17,9 +17,6 @@ from ckpt_sentry.audit.fold import key_list
 from ckpt_sentry.audit.inventory import Entry, Inventory
 from ckpt_sentry.audit.report import Coverage
 from ckpt_sentry.audit.rule import Rule
-
-if TYPE_CHECKING:
-    from torch import nn
 
 _NAME_ONLY = Entry(None, None)
 _SHOWN_BYTES = 200
@@ -40,7 +37,7 @@ class Unified:
 
 def unify_keys(
     state_dict: Mapping[str, Any],
-    model_or_keys: nn.Module | Mapping[str, Any] | Iterable[str] | None = None,
+    model_or_keys: Any = None,
     *,
     strip_prefix: str | None = None,
     add_prefix: str | None = None,
@@ -66,11 +63,11 @@ def unify_keys(
         result = _renamed(state_dict, mapping)
         if model_or_keys is None:
             return Unified(result, words, len(mapping), None)
-        model = _model(model_or_keys)
+        model = inventory_of(model_or_keys)
         return Unified(result, words, len(mapping), examine(model, _checkpoint(result, model)).coverage)
     if model_or_keys is None:
         raise ValueError("unify_keys needs a model (or its keys) to infer a rule from, or a prefix")
-    model = _model(model_or_keys)
+    model = inventory_of(model_or_keys)
     found = examine(model, _checkpoint(state_dict, model))
     if not found.difference.missing or not found.difference.unexpected:
         return Unified(_renamed(state_dict, {}), None, 0, found.coverage)
@@ -100,7 +97,15 @@ def align(state_dict: Mapping[str, Any], examination: Examination, minimum: floa
     return Unified(_renamed(state_dict, inference.mapping), inference.rename.rule, len(inference.mapping), coverage)
 
 
-def _model(model_or_keys: Any) -> Inventory:
+def inventory_of(model_or_keys: Any) -> Inventory:
+    """
+    The inventory of a module, of a mapping of names to tensors, or of names alone.
+
+    Raises:
+        TypeError: it is one text.
+    """
+    if isinstance(model_or_keys, Inventory):
+        return model_or_keys
     if callable(getattr(model_or_keys, "named_modules", None)):
         from ckpt_sentry.targets.module_facts import model_inventory
 
@@ -108,8 +113,8 @@ def _model(model_or_keys: Any) -> Inventory:
     if isinstance(model_or_keys, Mapping):
         return Inventory({str(key): _entry(value) for key, value in model_or_keys.items()})
     if isinstance(model_or_keys, str):
-        raise TypeError("model_or_keys is one text; a module, a mapping or several keys are wanted")
-    return Inventory(dict.fromkeys(model_or_keys, _NAME_ONLY))
+        raise TypeError("one text is no set of keys: a module, a mapping or several names are wanted")
+    return Inventory(dict.fromkeys(map(str, model_or_keys), _NAME_ONLY))
 
 
 def _checkpoint(state_dict: Mapping[str, Any], model: Inventory) -> Inventory:

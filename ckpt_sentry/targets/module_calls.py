@@ -11,6 +11,8 @@ from contextvars import ContextVar, Token
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from torch import Tensor
+
 from ckpt_sentry import config, loads
 from ckpt_sentry.audit.policy import Policy
 from ckpt_sentry.audit.report import Finding, LoadReport
@@ -18,7 +20,7 @@ from ckpt_sentry.audit.verdict import verdict
 from ckpt_sentry.errors import LowCoverageError
 from ckpt_sentry.guard import contained
 from ckpt_sentry.render.note import note
-from ckpt_sentry.targets import accelerate_text, module_judge
+from ckpt_sentry.targets import accelerate_text, module_judge, provenance, torch_load
 from ckpt_sentry.targets.dcp_errors import attach, describe
 from ckpt_sentry.targets.module_judge import Lists
 from ckpt_sentry.unify import align
@@ -73,7 +75,7 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     module: nn.Module
-    state_dict: Mapping[Any, Any]
+    state_dict: Any
     is_strict: bool
     is_assigning: bool
     token: Token[bool]
@@ -112,9 +114,9 @@ def enter(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call |
         return None
     given = dict(zip(entry.parameters, args, strict=False), **kwargs)
     module, state_dict = (given.get(name) for name in entry.parameters[:2])
-    if module is None or not isinstance(state_dict, Mapping):
+    if module is None or not isinstance(state_dict, Mapping | Tensor):
         return None
-    if entry.fills_gaps and not all(isinstance(key, str) for key in state_dict):  # by module: deprecated by torch
+    if entry.fills_gaps and not _is_by_name(state_dict):
         return None
     options = given.get("options")
     if getattr(options, "broadcast_from_rank0", False):  # ranks other than the first have an empty dict, rightly
@@ -131,6 +133,13 @@ def enter(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call |
         observer=observer,
         offered=tuple(state_dict) if entry.fills_gaps else None,
     )
+
+
+def _is_by_name(state_dict: Any) -> bool:
+    """
+    Whether the keys are names. By module, as `set_model_state_dict` takes it too, is deprecated by torch.
+    """
+    return isinstance(state_dict, Mapping) and all(isinstance(key, str) for key in state_dict)
 
 
 @contained("module.mended", default=False)
@@ -164,6 +173,11 @@ def end(call: Call, result: Any, error: BaseException | None) -> None:
         LowCoverageError: the settings refuse what came in (or did not).
     """
     _inside.reset(call.token)
+    if not isinstance(call.state_dict, Mapping):
+        # What `torch.load` makes of a shard of a distributed checkpoint is its first tensor.
+        if error is not None and (path := provenance.origin(call.state_dict)) is not None:
+            torch_load.explain(error, path)
+        return
     call.error = error
     call.lists = _lists(result, error)
     if call.offered is not None and call.lists is not None:
@@ -244,11 +258,11 @@ def _partial(call: Call, lists: Lists) -> None:
 
 
 def _refused(call: Call, lists: Lists, error: BaseException) -> None:
-    kind = (*_kind(call, lists), str(error))
+    found = module_judge.judged(call.module, call.state_dict, lists)
+    facts = module_judge.decisive(found.facts, lists)
+    kind = (call.module_class, facts)
     report = _kinds.failed.get(kind)
     if report is None and len(_kinds.failed) < MOST_KINDS:
-        found = module_judge.judged(call.module, call.state_dict, lists)
-        facts = module_judge.decisive(found.facts, lists)
         report = _record(call, facts, (*lists.missing, *lists.unexpected), error)
     if report is not None:
         _kinds.failed[kind] = report

@@ -99,8 +99,9 @@ def judged(module: torch.nn.Module, state_dict: Mapping[Any, Any], lists: Lists)
     nested = nested_finding(state_dict, model, lists.unexpected)
     if nested is not None:
         # That it holds no key of the model's follows from this.
-        rest = [finding for finding in facts.findings if finding.code != "no_overlap"]
-        facts = replace(facts, findings=(nested, *rest))
+        rest = (finding for finding in facts.findings if finding.code != "no_overlap")
+        explained = (replace(finding, next=None) if finding.code in _ABSENCES else finding for finding in rest)
+        facts = replace(facts, findings=(nested, *explained))
     return Judgement(facts, found, model)
 
 
@@ -148,6 +149,7 @@ def decisive(facts: Facts, lists: Lists) -> Facts:
     The facts of a load that torch refused: what it refused it for are errors.
     """
     facts = _leveled(facts, _DECISIVE, "error")
+    facts = replace(facts, findings=tuple(map(_loosely, facts.findings)))
     names = set(lists.missing)
     if facts.missing.count or not names or facts.unexpected.count:
         return facts
@@ -176,7 +178,7 @@ def nested_finding(state_dict: Mapping[Any, Any], model: Inventory, unexpected: 
     matching, tensors, key = best
     text = f"The state dict ({count_keys(tensors)}) is one level down, under {shown(repr(key))}"
     text += f": {matching:,} of them {'is a key' if matching == 1 else 'are keys'} of this model."
-    return Finding("nested_state_dict", "warning", text, f"Pass state_dict[{shown(repr(key))}] on.")
+    return Finding("nested_state_dict", "error", text, f"Pass state_dict[{shown(repr(key))}] on.")
 
 
 def _examined(
@@ -202,6 +204,15 @@ def _leveled(facts: Facts, codes: Collection[str], level: Level) -> Facts:
             replace(finding, level=level) if finding.code in codes else finding for finding in facts.findings
         ),
     )
+
+
+def _loosely(finding: Finding) -> Finding:
+    """
+    A finding on missing keys with the way around it that `load_state_dict` itself has.
+    """
+    if finding.code != "missing_keys" or finding.next is None:
+        return finding
+    return replace(finding, next="If they are to start anew: load_state_dict(…, strict=False).")
 
 
 def _meta_left(count: int) -> Finding:

@@ -50,9 +50,9 @@ def remember(loaded: Any, path: str) -> None:
         _known[place] = weakref.ref(tensor, _forgetter(place)), path
 
 
-def origin(state_dict: Mapping[Any, Any]) -> str | None:
+def origin(state_dict: Mapping[Any, Any] | torch.Tensor) -> str | None:
     """
-    The path that a dict's tensors were read from, or None where no tensor of either end is known.
+    The path that a dict's tensors (or a lone tensor) were read from, or None where no tensor of either end is known.
     """
     if not _known:
         return None

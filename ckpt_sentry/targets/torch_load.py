@@ -67,11 +67,17 @@ def _came(loaded: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 @contained("torch_load.failed")
 def _failed(error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    # Within a load of its own report that report says it.
-    if loads.current() is not None or not hasattr(error, "add_note"):
-        return
+    # Within a load of its own that load's report says it.
     path = _path(args, kwargs)
-    if path is None:
+    if loads.current() is None and path is not None:
+        explain(error, path)
+
+
+def explain(error: BaseException, path: str) -> None:
+    """
+    Add to an error what the file really is, if that keeps torch from reading it.
+    """
+    if not hasattr(error, "add_note"):
         return
     for finding in sniff.findings(path):
         # That there is no such file the error says itself.

@@ -1,0 +1,144 @@
+"""
+`LoadAuditor`: the coverage of a load, for programs that want to ask for it themselves.
+
+It needs no hooks: neither `CKPT_SENTRY` nor `install()`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ckpt_sentry.audit.coverage import coverage
+from ckpt_sentry.audit.examine import Examination, examine
+from ckpt_sentry.audit.inventory import Inventory
+from ckpt_sentry.audit.report import Coverage, Finding
+from ckpt_sentry.checkpoints import dcp_metadata, folder
+from ckpt_sentry.checkpoints.errors import HeaderError
+from ckpt_sentry.errors import LowCoverageError
+from ckpt_sentry.loads import Facts
+from ckpt_sentry.unify import inventory_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class LoadAuditor:
+    """
+    Demands that a load covers a model.
+
+    Three ways to use it: `audit` compares two sets of keys, `check` a model with what lies at a path, by headers alone,
+    and `with LoadAuditor(model=model):` watches any load into that model, whoever does it.
+
+    Args:
+        min_coverage: the part of the model, in [0, 1], that has to be supplied, by keys and by elements.
+        allow_missing: globs of keys that may stay unloaded, such as "classifier.*".
+        model: the module to watch as a context manager.
+    """
+
+    def __init__(self, min_coverage: float = 0.99, allow_missing: Iterable[str] = (), *, model: Any = None) -> None:
+        if not 0 <= min_coverage <= 1:
+            raise ValueError(f"min_coverage is {min_coverage}, not a number from 0 to 1")
+        if isinstance(allow_missing, str):
+            raise TypeError("allow_missing is one text; several globs are wanted")
+        self.min_coverage = min_coverage
+        self.allow_missing = tuple(allow_missing)
+        self.coverage: Coverage | None = None
+        """What was found last; also where it was too little."""
+        self._model = model
+        self._before: Any = None
+        self._wanted = Inventory()
+
+    def audit(self, model_keys: Any, checkpoint_keys: Any) -> Coverage:
+        """
+        Compare what a model wants with what a checkpoint holds.
+
+        Each side is a mapping of names to tensors (a state dict), or names alone; the model may be the module itself.
+        Shapes are compared, and elements counted, where both sides have shapes.
+
+        Raises:
+            LowCoverageError: too little would load.
+        """
+        wanted, held = inventory_of(model_keys), inventory_of(checkpoint_keys)
+        return self._judge("LoadAuditor.audit", wanted, held, Facts())
+
+    def check(self, model: Any, path: str | os.PathLike[str]) -> Coverage:
+        """
+        Say how much of a model a checkpoint would fill: a file, an index, a folder, or a DCP folder. Headers only.
+
+        Of a DCP folder in which the model is one part of the saved state, that part is compared.
+
+        Raises:
+            LowCoverageError: too little would load, or nothing can be read; the text says why.
+        """
+        path = os.fspath(path)
+        wanted = inventory_of(model)
+        if os.path.isfile(os.path.join(path, dcp_metadata.FILE_NAME)):
+            try:
+                entries = dcp_metadata.read(path).entries
+            except (OSError, HeaderError) as error:
+                found = error.finding() if isinstance(error, HeaderError) else _unreadable(error)
+                return self._judge("LoadAuditor.check", wanted, Inventory(), Facts(path=path, findings=(found,)))
+            return self._judge("LoadAuditor.check", wanted, Inventory(_part(entries, wanted)), Facts(path=path))
+        choice = folder.choose(path)
+        return self._judge("LoadAuditor.check", wanted, choice.inventory, Facts(path=path, findings=choice.findings))
+
+    def __enter__(self) -> Self:
+        if self._model is None:
+            raise ValueError("LoadAuditor has no model to watch: LoadAuditor(model=…)")
+        from ckpt_sentry.targets.snapshot import Snapshot
+
+        self._wanted = inventory_of(self._model)
+        self._before = Snapshot(self._model)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        before, self._before = self._before, None
+        if error is not None:
+            return
+        entries = self._wanted.entries
+        came = {key: entries[key] for key in before.written(self._model) if key in entries}
+        self._judge("LoadAuditor", self._wanted, Inventory(came), Facts())
+
+    def _judge(self, entry_point: str, wanted: Inventory, held: Inventory, facts: Facts) -> Coverage:
+        found = examine(wanted, held, allow_missing=self.allow_missing)
+        self.coverage = _honest(found, wanted, held, self.allow_missing)
+        if self.coverage.judged < self.min_coverage:
+            from ckpt_sentry.targets import accelerate_text
+
+            say = accelerate_text.loaded if entry_point == "LoadAuditor" else accelerate_text.refused
+            facts = facts.examined(found)
+            raise LowCoverageError(say(entry_point, facts, wanted, found.difference.missing, self.min_coverage))
+        return self.coverage
+
+
+def _honest(found: Examination, wanted: Inventory, held: Inventory, allow_missing: tuple[str, ...]) -> Coverage:
+    """
+    Where no shapes are known there are no elements to count: then the keys speak for them.
+    """
+    if wanted.elements:
+        return found.coverage
+    keys = coverage(wanted, held.entries.keys() & wanted.entries.keys(), allow_missing).keys
+    return Coverage(keys, keys)
+
+
+def _part(entries: Mapping[str, Any], wanted: Inventory) -> Mapping[str, Any]:
+    """
+    The part of a saved state that is the model: as it is, or under the outer name that most of its keys lie under.
+    """
+    if any(key in entries for key in wanted.entries):
+        return entries
+    outer = Counter(key.partition(".")[0] for key in entries if key.partition(".")[2] in wanted.entries)
+    if not outer:
+        return entries
+    name = min(outer, key=lambda one: (-outer[one], one))
+    return {key.partition(".")[2]: entry for key, entry in entries.items() if key.startswith(f"{name}.")}
+
+
+def _unreadable(error: OSError) -> Finding:
+    return Finding("metadata_unreadable", "error", f".metadata cannot be read: {error.strerror or error}")
