@@ -78,6 +78,7 @@ TARGETS: list[tuple[str, str]] = [
     ("torch.distributed.checkpoint.state_dict", "ckpt_sentry.targets.module:instrument_state_dict"),
     ("accelerate.utils.modeling", "ckpt_sentry.targets.accelerate:instrument_modeling"),
     ("accelerate.big_modeling", "ckpt_sentry.targets.accelerate:instrument_big_modeling"),
+    ("accelerate.utils.fsdp_utils", "ckpt_sentry.targets.accelerate_fsdp:instrument"),
     ("torch.distributed.launcher.api", "ckpt_sentry.targets.torchrun:instrument"),
     ("torch.distributed.elastic.multiprocessing.api", "ckpt_sentry.targets.torchrun:instrument_processes"),
     ("torch.distributed.distributed_c10d", "ckpt_sentry.targets.ranks:instrument_group"),

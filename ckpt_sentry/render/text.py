@@ -110,7 +110,7 @@ def _header(page: Page, one: Aggregate) -> None:
         return
     what = _WRONG[one.verdict]
     error = one.error
-    if error is not None and error.type.rsplit(".", 1)[-1] == "LowCoverageError":
+    if error is not None and one.verdict != "wrong_values" and error.type.rsplit(".", 1)[-1] == "LowCoverageError":
         what = "refused" + (f": {_supplied(one)} would load" if _supplied(one) else "")
     if one.verdict == "stalled" and all(row.why != STILL_WAITING for row in one.unfinished):
         what = "has not ended"

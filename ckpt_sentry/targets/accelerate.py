@@ -18,11 +18,12 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from ckpt_sentry import hooks, loads
+from ckpt_sentry import config, hooks, loads, unify
 from ckpt_sentry.checkpoints.paths import mask
 from ckpt_sentry.errors import LowCoverageError
 from ckpt_sentry.guard import contained
 from ckpt_sentry.targets import accelerate_facts, accelerate_judge, offload
+from ckpt_sentry.targets.watch import watching
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +42,7 @@ def instrument_modeling(module: ModuleType) -> None:
     Patch `accelerate.utils.modeling`.
     """
     hooks.patch(module, "load_state_dict", _reader, target=TARGET)
-    hooks.patch(module, "load_checkpoint_in_model", _loader, target=TARGET)
+    hooks.patch(module, "load_checkpoint_in_model", _LOADER, target=TARGET)
 
 
 def instrument_big_modeling(module: ModuleType) -> None:
@@ -49,30 +50,7 @@ def instrument_big_modeling(module: ModuleType) -> None:
     Patch `accelerate.big_modeling`.
     """
     hooks.patch(module, "dispatch_model", _dispatcher, target=TARGET)
-    hooks.patch(module, "load_checkpoint_and_dispatch", _loader, target=TARGET)
-
-
-def _loader(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
-    begin, before, after, end = _begin, _before, _after, _end
-
-    @functools.wraps(original)
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        load = begin(original, args, kwargs) if patch.active else None
-        if load is None:
-            return original(*args, **kwargs)
-        try:
-            # A function of accelerate, if any: it raises what the loader would raise too late.
-            if (early := before(load)) is not None:
-                early()
-            result = original(*args, **kwargs)
-            after(load)
-        except BaseException as error:
-            end(load, error)
-            raise
-        end(load, None)
-        return result
-
-    return watched
+    hooks.patch(module, "load_checkpoint_and_dispatch", _LOADER, target=TARGET)
 
 
 @contained("accelerate.begin")
@@ -141,9 +119,10 @@ def _aligned(state_dict: Any) -> Any:
         return None
     load, call = found
     load.enter(FILL)
-    if not call.applied or not isinstance(state_dict, dict):
+    if call.aligned is None or not isinstance(state_dict, dict):
         return None
-    return {call.applied.get(key, key): value for key, value in state_dict.items()}
+    unified = unify.align(state_dict, call.aligned, config.settings().min_coverage)
+    return None if unified is None else unified.state_dict
 
 
 def _dispatcher(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
@@ -192,3 +171,6 @@ def _after_dispatch(model: Any, held: dict[str, tuple[float, ...]], folder: str)
         load.leave()
     if error is not None:
         raise error
+
+
+_LOADER = watching(_begin, _before, _after, _end)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ckpt_sentry import config
 from ckpt_sentry.audit.examine import Examination, examine
 from ckpt_sentry.audit.inventory import Entry, Inventory
+from ckpt_sentry.audit.policy import allowing
 from ckpt_sentry.audit.report import CheckpointSummary, Finding, ModelSummary
 from ckpt_sentry.checkpoints.folder import Choice, choose
 from ckpt_sentry.checkpoints.paths import mask
@@ -48,8 +49,8 @@ class Call:
     """Such a name to the checkpoint's own, where they differ."""
     examination: Examination | None = None
     map_facts: device_map.MapFacts | None = None
-    applied: Mapping[str, str] = field(default_factory=dict)
-    """The rename that is applied: checkpoint key to model key."""
+    aligned: Examination | None = None
+    """What the keys were like before the rename that is applied to them, if any."""
     before: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Samples of the model before the load, where its own code may rename or change what comes in."""
     is_deferred: bool = False
@@ -138,7 +139,24 @@ def compare(load: Load, call: Call) -> None:
         call.wanted, call.offered, allow_missing=settings.allow_missing, minimum=settings.min_coverage
     )
     kept = tuple(finding for finding in load.facts.findings if finding not in before)
+    globs = allowing(found.difference.missing, call.wanted.entries)
+    call.examination = found = replace(found, findings=tuple(_exact(found.findings, globs)))
     load.facts = replace(load.facts, findings=kept).examined(found)
+
+
+def _exact(findings: tuple[Finding, ...], globs: tuple[str, ...]) -> Iterator[Finding]:
+    """
+    The same findings with the setting that allows this very gap, said once.
+    """
+    is_low = any(finding.code == "low_coverage" for finding in findings)
+    setting = f"CKPT_SENTRY_ALLOW_MISSING='{','.join(globs)}'"
+    for finding in findings:
+        if finding.code == "low_coverage" and globs:
+            yield replace(finding, next=f"Mend the cause; if the gap is wanted: {setting}.")
+        elif finding.code == "missing_keys" and finding.next is not None and (is_low or globs):
+            yield replace(finding, next=None if is_low else f"If they are to start anew: {setting}.")
+        else:
+            yield finding
 
 
 def _offered(call: Call, full: Inventory, held: Inventory) -> tuple[Inventory, dict[str, str]]:

@@ -62,7 +62,9 @@ def before(load: Load, call: Call) -> Callable[[], Any] | None:
 
 def _text(say: Callable[..., str], load: Load, call: Call) -> str:
     missing = () if call.examination is None else call.examination.difference.missing
-    return say(call.entry_point, load.facts, call.wanted, missing, config.settings().min_coverage)
+    settings = config.settings()
+    minimum = 1.0 if settings.mode == "strict" else settings.min_coverage
+    return say(call.entry_point, load.facts, call.wanted, missing, minimum)
 
 
 def _early(call: Call) -> Callable[[], Any] | None:
@@ -108,20 +110,20 @@ def _align(load: Load, call: Call) -> None:
     Apply the rename rule where the settings ask for it, the rule is certain, and it brings the coverage that is wanted.
     """
     examination = call.examination
-    if examination is None or examination.inference is None or config.settings().align != "auto":
+    settings = config.settings()
+    if examination is None or examination.inference is None or settings.align != "auto" or settings.mode == "observe":
         return
-    inference = examination.inference
-    minimum = config.settings().min_coverage
+    inference, minimum = examination.inference, settings.min_coverage
     if inference.ambiguous or inference.rename.coverage < minimum or load.facts.coverage is None:
         return
     if load.facts.coverage.judged >= minimum:
         return
-    call.applied = dict(inference.mapping)
+    call.aligned = examination
     accelerate_facts.add_supplied(call, {name: key for key, name in inference.mapping.items()})
     accelerate_facts.compare(load, call)
     rename = inference.rename
-    text = f"{rename.count:,} keys were renamed as CKPT_SENTRY_ALIGN=auto allows: {rename.rule}."
-    load.facts = replace(load.facts, rename=rename).with_findings([Finding("keys_aligned", "info", text)])
+    text = f"{rename.count:,} keys of the checkpoint were aligned with the model: {rename.rule}."
+    load.facts = replace(load.facts, rename=rename).with_findings([Finding("renamed_keys", "info", text)])
 
 
 def after(load: Load, call: Call) -> None:
@@ -157,7 +159,10 @@ def conclude(load: Load, error: BaseException | None) -> None:
     if described is not None and not isinstance(error, LowCoverageError):
         load.failing(described)
     report = load.finish(judged, described)
-    if error is not None and not isinstance(error, INTERRUPTS):
+    if isinstance(error, LowCoverageError):
+        # Its text says it all: a note would say it twice.
+        error.ckpt_sentry = report
+    elif error is not None and not isinstance(error, INTERRUPTS):
         attach(error, note(report), report)
 
 
@@ -197,7 +202,7 @@ def _is_same(kind: str, asked: Any) -> bool:
         return True
     if isinstance(asked, int):
         return kind != "cpu"
-    return asked != device_map.DISK and torch.device(asked).type == kind
+    return asked != device_map.DISK and bool(torch.device(asked).type == kind)
 
 
 def _left_on_meta(call: Call) -> Finding | None:

@@ -70,7 +70,7 @@ def _text(  # noqa: PLR0913 - the parts of one sentence
         example = "" if rename.example is None else " ({} → {})".format(*map(shown, rename.example))
         lines += [
             _line("rename", f"{rename.rule}{example}: {percent(rename.coverage)} would load"),
-            _line("", "set CKPT_SENTRY_ALIGN=auto, or load ckpt_sentry.unify_keys(state_dict, model)"),
+            _line("", "set CKPT_SENTRY_ALIGN=auto, or load ckpt_sentry.unify_keys(state_dict, model).state_dict"),
         ]
     if facts.missing.count:
         count = f"{facts.missing.count:,} of {total:,} keys of the model"

@@ -51,7 +51,9 @@ def examine(device_map: object, model: torch.nn.Module, wanted: Inventory) -> Ma
     modules = dict(model.named_modules())
     names = [str(name) for name in device_map]
     unknown = [name for name in names if name and name not in modules and name not in wanted.entries]
-    bad = {str(name): wrong for name, device in device_map.items() if (wrong := bad_device(device)) is not None}
+    bad: dict[str | None, str] = {
+        str(name): wrong for name, device in device_map.items() if (wrong := bad_device(device)) is not None
+    }
     if set(device_map.values()) == {DISK}:
         bad[None] = "sends every part to disk: no device is left to run on; use accelerate.disk_offload"
     return MapFacts(

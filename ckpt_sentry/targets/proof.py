@@ -228,7 +228,7 @@ def _may_become(slot: Slot, dtype: torch.dtype) -> bool:
     Whether a cast keeps the meaning: whole numbers that stand for real ones are a quantizer's.
     """
     saved = getattr(torch, slot.dtype, None)
-    return saved is not None and saved.is_floating_point == dtype.is_floating_point
+    return saved is not None and bool(saved.is_floating_point == dtype.is_floating_point)
 
 
 class _Seen(NamedTuple):
@@ -250,7 +250,8 @@ def _compare(held: Held, wanted: Sequence[tuple[float, ...]], sampler: Sampler, 
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(one, other) or torch.equal(one.nan_to_num(nan=0.5), other.nan_to_num(nan=0.5))
+    # A NaN equals itself here: it is the checkpoint's.
+    return bool(torch.equal(one, other)) or bool(torch.equal(one.nan_to_num(nan=0.5), other.nan_to_num(nan=0.5)))
 
 
 def _held_values(held: Held, sampler: Sampler, count: int) -> torch.Tensor:
@@ -265,7 +266,7 @@ def _held_values(held: Held, sampler: Sampler, count: int) -> torch.Tensor:
 
 
 def _extent(held: torch.Tensor) -> int:
-    return 1 + sum((size - 1) * stride for size, stride in zip(held.shape, held.stride(), strict=True))
+    return 1 + int(sum((size - 1) * stride for size, stride in zip(held.shape, held.stride(), strict=True)))
 
 
 @lru_cache(maxsize=256)
