@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from ckpt_sentry.checkpoints import dcp_metadata, folder
 from ckpt_sentry.checkpoints.errors import HeaderError
 from ckpt_sentry.errors import LowCoverageError
 from ckpt_sentry.loads import Facts
-from ckpt_sentry.unify import inventory_of
+from ckpt_sentry.unify import comparable, inventory_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -106,25 +107,25 @@ class LoadAuditor:
         self._judge("LoadAuditor", self._wanted, Inventory(came), Facts())
 
     def _judge(self, entry_point: str, wanted: Inventory, held: Inventory, facts: Facts) -> Coverage:
-        found = examine(wanted, held, allow_missing=self.allow_missing)
-        self.coverage = _honest(found, wanted, held, self.allow_missing)
+        found = examine(*comparable(wanted, held), allow_missing=self.allow_missing)
+        self.coverage = _honest(found, wanted, self.allow_missing)
         if self.coverage.judged < self.min_coverage:
             from ckpt_sentry.targets import accelerate_text
 
             say = accelerate_text.loaded if entry_point == "LoadAuditor" else accelerate_text.refused
-            facts = facts.examined(found)
+            facts = replace(facts.examined(found), coverage=self.coverage)
             raise LowCoverageError(say(entry_point, facts, wanted, found.difference.missing, self.min_coverage))
         return self.coverage
 
 
-def _honest(found: Examination, wanted: Inventory, held: Inventory, allow_missing: tuple[str, ...]) -> Coverage:
+def _honest(found: Examination, wanted: Inventory, allow_missing: tuple[str, ...]) -> Coverage:
     """
-    Where no shapes are known there are no elements to count: then the keys speak for them.
+    The coverage by what enters, in elements where the model's are known; else the keys speak for them.
     """
-    if wanted.elements:
-        return found.coverage
-    keys = coverage(wanted, held.entries.keys() & wanted.entries.keys(), allow_missing).keys
-    return Coverage(keys, keys)
+    difference = found.difference
+    lost = {*difference.missing, *(pair.key for pair in (*difference.mismatched, *difference.retyped))}
+    part = coverage(wanted, wanted.entries.keys() - lost, allow_missing)
+    return part if wanted.elements else Coverage(part.keys, part.keys)
 
 
 def _part(entries: Mapping[str, Any], wanted: Inventory) -> Mapping[str, Any]:

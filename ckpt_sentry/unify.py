@@ -64,11 +64,11 @@ def unify_keys(
         if model_or_keys is None:
             return Unified(result, words, len(mapping), None)
         model = inventory_of(model_or_keys)
-        return Unified(result, words, len(mapping), examine(model, _checkpoint(result, model)).coverage)
+        return Unified(result, words, len(mapping), _compare(model, result).coverage)
     if model_or_keys is None:
         raise ValueError("unify_keys needs a model (or its keys) to infer a rule from, or a prefix")
     model = inventory_of(model_or_keys)
-    found = examine(model, _checkpoint(state_dict, model))
+    found = _compare(model, state_dict)
     if not found.difference.missing or not found.difference.unexpected:
         return Unified(_renamed(state_dict, {}), None, 0, found.coverage)
     inference = found.inference
@@ -80,7 +80,7 @@ def unify_keys(
             "would another; give strip_prefix= or add_prefix=, or rename the keys yourself"
         )
     result = _renamed(state_dict, inference.mapping)
-    coverage = examine(model, _checkpoint(result, model)).coverage
+    coverage = _compare(model, result).coverage
     return Unified(result, inference.rename.rule, len(inference.mapping), coverage)
 
 
@@ -117,13 +117,23 @@ def inventory_of(model_or_keys: Any) -> Inventory:
     return Inventory(dict.fromkeys(map(str, model_or_keys), _NAME_ONLY))
 
 
-def _checkpoint(state_dict: Mapping[str, Any], model: Inventory) -> Inventory:
+def comparable(model: Inventory, checkpoint: Inventory) -> tuple[Inventory, Inventory]:
     """
-    Where the model is known by names alone, no shape could confirm or contradict anything: leave them out here too.
+    Both sides; by names alone where one of them has nothing else, for no shape could confirm or contradict anything.
     """
-    if model.entries and all(entry == _NAME_ONLY for entry in model.entries.values()):
-        return Inventory(dict.fromkeys(map(str, state_dict), _NAME_ONLY))
-    return Inventory({str(key): _entry(value) for key, value in state_dict.items()})
+    if _has_shapes(model) and _has_shapes(checkpoint):
+        return model, checkpoint
+    return Inventory(dict.fromkeys(model.entries, _NAME_ONLY), model.ties), Inventory(
+        dict.fromkeys(checkpoint.entries, _NAME_ONLY)
+    )
+
+
+def _has_shapes(inventory: Inventory) -> bool:
+    return not inventory.entries or any(entry.shape is not None for entry in inventory.entries.values())
+
+
+def _compare(model: Inventory, state_dict: Mapping[str, Any]) -> Examination:
+    return examine(*comparable(model, inventory_of(state_dict)))
 
 
 def _entry(value: Any) -> Entry:

@@ -30,7 +30,7 @@ class Snapshot:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._marks = {key: _mark(value) for key, value in module_facts.tensors_of(module)}
-        self._values = proof.samples(module, self._marks)
+        self._values = proof.samples(proof.Holder(module), self._marks)
 
     def written(self, module: torch.nn.Module) -> Iterator[str]:
         """
@@ -49,7 +49,7 @@ class Snapshot:
             else:
                 unclear.append(key)
         # `tensor.data.copy_()` counts no version.
-        now = proof.samples(module, unclear)
+        now = proof.samples(holder, unclear)
         yield from (key for key in unclear if repr(now.get(key)) != repr(self._values.get(key)))
 
 
