@@ -79,6 +79,7 @@ TARGETS: list[tuple[str, str]] = [
     ("accelerate.utils.modeling", "ckpt_sentry.targets.accelerate:instrument_modeling"),
     ("accelerate.big_modeling", "ckpt_sentry.targets.accelerate:instrument_big_modeling"),
     ("accelerate.utils.fsdp_utils", "ckpt_sentry.targets.accelerate_fsdp:instrument"),
+    ("transformers.modeling_utils", "ckpt_sentry.targets.transformers:instrument"),
     ("torch.distributed.launcher.api", "ckpt_sentry.targets.torchrun:instrument"),
     ("torch.distributed.elastic.multiprocessing.api", "ckpt_sentry.targets.torchrun:instrument_processes"),
     ("torch.distributed.distributed_c10d", "ckpt_sentry.targets.ranks:instrument_group"),

@@ -1,0 +1,104 @@
+"""
+transformers: `PreTrainedModel.from_pretrained`, joined with the loading info that transformers itself keeps.
+
+What is patched, and why there (transformers 5.24.0, `modeling_utils.py`):
+
+* `PreTrainedModel.from_pretrained`: the load as a whole, and what it raises.
+* `_get_resolved_checkpoint_files`: the files that are read.
+* `PreTrainedModel._finalize_model_loading` (4605): the loading info, after ties and ignore lists, before the model is
+  returned; a size mismatch is raised from within.
+
+`from_pretrained` returns a model also where not one key of the checkpoint is one of its own: that is refused here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from ckpt_sentry import hooks, loads
+from ckpt_sentry.guard import around, contained
+
+if TYPE_CHECKING:
+    from ckpt_sentry.hooks import Patch
+    from ckpt_sentry.loads import Load
+
+TARGET = "transformers"
+
+
+def instrument(module: ModuleType) -> None:
+    """
+    Patch `transformers.modeling_utils`.
+    """
+    model = getattr(module, "PreTrainedModel", None)
+    hooks.patch(module, "_get_resolved_checkpoint_files", _resolve, target=TARGET)
+    if not hasattr(model, "_finalize_model_loading"):
+        hooks.gate(model, "from_pretrained", "its loading info is not where transformers 5 has it", target=TARGET)
+        return
+    hooks.patch(model, "_finalize_model_loading", _finalize, target=TARGET)
+    hooks.patch(model, "from_pretrained", around(_begin, _end), target=TARGET)
+
+
+@contained("transformers.begin")
+def _begin(_original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Load | None:
+    if loads.current() is not None:
+        return None
+    from ckpt_sentry.targets import transformers_judge
+
+    name = args[1] if len(args) > 1 else kwargs.get("pretrained_model_name_or_path")
+    return transformers_judge.begin(args[0], name)
+
+
+@contained("transformers.end")
+def _end(load: Load, error: BaseException | None) -> None:
+    from ckpt_sentry.targets import transformers_judge
+
+    try:
+        transformers_judge.conclude(load, error)
+    finally:
+        load.leave()
+
+
+def _resolve(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+    current, note = loads.current, _resolved
+
+    @functools.wraps(original)
+    def resolve(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        load = current() if patch.active else None
+        if load is not None:
+            note(load, result)
+        return result
+
+    return resolve
+
+
+@contained("transformers.resolved")
+def _resolved(load: Load, result: Any) -> None:
+    from ckpt_sentry.targets import transformers_judge
+
+    transformers_judge.note_files(load, result)
+
+
+def _finalize(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+    current, note = loads.current, _loaded
+
+    @functools.wraps(original)
+    def finalize(model: Any, load_config: Any, loading_info: Any) -> Any:
+        try:
+            return original(model, load_config, loading_info)
+        finally:
+            load = current() if patch.active else None
+            if load is not None:
+                note(load, model, load_config, loading_info)
+
+    return finalize
+
+
+@contained("transformers.loaded")
+def _loaded(load: Load, model: Any, load_config: Any, loading_info: Any) -> None:
+    from ckpt_sentry.targets import transformers_judge
+
+    transformers_judge.note_info(load, model, load_config, loading_info)

@@ -1,0 +1,268 @@
+"""
+What `from_pretrained` came to: transformers' own loading info with coverage, rename rule, proof and the files' facts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from ckpt_sentry import config, loads
+from ckpt_sentry.audit.examine import examine
+from ckpt_sentry.audit.fold import folds, key_list
+from ckpt_sentry.audit.inventory import Entry, Inventory
+from ckpt_sentry.audit.policy import Policy
+from ckpt_sentry.audit.report import CheckpointSummary, Finding, Proof
+from ckpt_sentry.audit.verdict import verdict
+from ckpt_sentry.checkpoints import state_file
+from ckpt_sentry.checkpoints.paths import mask
+from ckpt_sentry.checkpoints.step import find_step
+from ckpt_sentry.errors import LowCoverageError
+from ckpt_sentry.render.note import note
+from ckpt_sentry.targets import accelerate_text, module_facts, proof
+from ckpt_sentry.targets.dcp_errors import INTERRUPTS, attach, describe
+from ckpt_sentry.targets.module_calls import SOMETHING
+
+if TYPE_CHECKING:
+    from ckpt_sentry.checkpoints.state_file import StateFile
+    from ckpt_sentry.loads import Load
+
+_NO_ENTRY: Final = Entry(None, None)
+_ABSENCES: Final = frozenset({"missing_keys", "block_lost", "kind_lost"})
+_NUMBER: Final = re.compile(r"(?:^|\.)[0-9]+(?=\.|$)")
+_KINDS: Final = (".safetensors", ".bin", ".pt", ".pth")
+_SHOWN: Final = 3
+_MOST_FILES: Final = 256
+"""Shards whose headers are read: of a checkpoint with more the loading info says enough."""
+
+
+def begin(model_class: Any, name: Any) -> Load | None:
+    """
+    Open the load of `model_class.from_pretrained(name)`. The name is a folder, or one on the hub.
+    """
+    path = None if name is None else mask(os.fspath(name))
+    load = loads.begin("transformers", f"{model_class.__name__}.from_pretrained", path)
+    if load is not None and path is not None and os.path.isdir(os.fspath(name)):
+        step = find_step(name)
+        load.facts = replace(load.facts, step=step.value if step else None, step_source=step.source if step else None)
+    return load
+
+
+def note_files(load: Load, resolved: Any) -> None:
+    """
+    Remember the files that transformers has chosen: `_get_resolved_checkpoint_files` returns them and the index.
+    """
+    files = resolved[0] if isinstance(resolved, tuple) and resolved else None
+    paths = [os.fspath(file) for file in files or ()]
+    load.notes["files"] = [path for path in paths if path.endswith(_KINDS)]
+    load.enter("read")
+
+
+def note_info(load: Load, model: Any, load_config: Any, info: Any) -> None:
+    """
+    Judge the load by transformers' loading info, while the model is at hand.
+    """
+    wanted = module_facts.model_inventory(model)
+    mismatched = {key: tuple(shape) for key, shape, _ in info.mismatched_keys}
+    missing = set(info.missing_keys) & wanted.entries.keys()
+    unexpected = set(info.unexpected_keys)
+    files = _state_files(load) if missing or mismatched else []
+    saved = {key: entry for file in files for key, entry in file.inventory.entries.items()}
+    came = {key: saved.get(key, entry) for key, entry in wanted.entries.items() if key not in missing}
+    came.update((key, Entry(shape, None)) for key, shape in mismatched.items() if key in came)
+    came.update((key, saved.get(key, _NO_ENTRY)) for key in unexpected)
+    settings = config.settings()
+    model_side, checkpoint = _without_ignored(model, wanted, missing), Inventory(came)
+    examination = examine(
+        model_side, _as_wanted(checkpoint, model_side, mismatched), allow_missing=settings.allow_missing
+    )
+    load.facts = replace(
+        load.facts,
+        model=module_facts.model_summary(model_side),
+        checkpoint=_summary(load, checkpoint),
+        format=_format(load.notes.get("files", ())),
+    ).examined(examination)
+    load.notes["missing"] = examination.difference.missing
+    load.notes["wanted"] = model_side
+    if examination.difference.missing and _is_new_head(model, wanted, examination.difference.missing):
+        _welcome(load, examination.difference.missing)
+    _explain_mismatch(load, load_config)
+    _prove(load, model, load_config, missing | mismatched.keys())
+
+
+def conclude(load: Load, error: BaseException | None) -> None:
+    """
+    Finish the load. Where it failed, attach the report to the exception; where nothing entered, refuse it.
+
+    Raises:
+        LowCoverageError: not one key of the checkpoint is one of the model's, or the values are not the checkpoint's.
+    """
+    if error is not None:
+        _failed(load, error)
+        return
+    settings, facts = config.settings(), load.facts
+    strict = settings.mode == "strict"
+    minimum = 1.0 if strict else SOMETHING
+    rules = Policy(mode=settings.mode, minimum=minimum)
+    text = None
+    if rules.refusal(facts.coverage) is not None:
+        # Nothing at all is under any minimum: name the one that the settings have.
+        said = 1.0 if strict else settings.min_coverage
+        wanted, missing = load.notes["wanted"], load.notes["missing"]
+        text = accelerate_text.loaded(load.entry_point, facts, wanted, missing, said)
+    elif rules.disproof(facts.proof.differing.count if facts.proof else 0) is not None:
+        text = accelerate_text.disproved(load.entry_point, facts)
+    refusal = None if text is None else LowCoverageError(text)
+    described = None if refusal is None else describe(refusal, None)
+    if described is not None:
+        load.failing(described)
+    judged = verdict(coverage=facts.coverage, findings=facts.findings, proof=facts.proof)
+    report = load.finish(judged, described)
+    if refusal is not None:
+        refusal.ckpt_sentry = report
+        raise refusal
+
+
+def _failed(load: Load, error: BaseException) -> None:
+    described = describe(error, load.phase)
+    if not isinstance(error, INTERRUPTS):
+        found = [finding for file in _state_files(load) for finding in file.findings if finding.level == "error"]
+        if found:
+            load.facts = load.facts.with_findings(found[:_SHOWN])
+        elif not any(finding.level == "error" for finding in load.facts.findings):
+            text = f"{described.type}: {described.message}"
+            load.facts = load.facts.with_findings([Finding("rank_raised", "error", text)])
+    load.failing(described)
+    report = load.finish(verdict(error=described), described)
+    if not isinstance(error, INTERRUPTS):
+        attach(error, note(report), report)
+
+
+def _state_files(load: Load) -> Sequence[StateFile]:
+    """
+    The headers of the files that were read; once for each load.
+    """
+    known: Sequence[StateFile] | None = load.notes.get("state_files")
+    if known is None:
+        files = load.notes.get("files", ())
+        known = load.notes["state_files"] = [state_file.read(file) for file in files[:_MOST_FILES]]
+    return known
+
+
+def _summary(load: Load, checkpoint: Inventory) -> CheckpointSummary:
+    files = load.notes.get("files", ())
+    return replace(module_facts.checkpoint_summary(checkpoint), files=len(files) or None)
+
+
+def _format(files: Sequence[str]) -> str | None:
+    kinds = {"safetensors" if file.endswith(".safetensors") else "torch_save" for file in files}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def _as_wanted(checkpoint: Inventory, model: Inventory, mismatched: Mapping[str, Any]) -> Inventory:
+    """
+    What transformers took for itself it has converted to the model's shape and type: that is no cast of the caller's.
+    """
+    entries = {
+        key: model.entries.get(key, entry) if key not in mismatched else entry
+        for key, entry in checkpoint.entries.items()
+    }
+    return Inventory(entries)
+
+
+def _without_ignored(model: Any, wanted: Inventory, missing: Collection[str]) -> Inventory:
+    """
+    Without what the model's class says may be missing, where transformers does not call it missing.
+    """
+    patterns = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_missing", None) or ()]
+    if not patterns:
+        return wanted
+    entries = {
+        key: entry
+        for key, entry in wanted.entries.items()
+        if key in missing or not any(pattern.search(key) for pattern in patterns)
+    }
+    return Inventory(entries, {key: owner for key, owner in wanted.ties.items() if key in entries and owner in entries})
+
+
+def _is_new_head(model: Any, wanted: Inventory, missing: Iterable[str]) -> bool:
+    """
+    Tell whether all that is missing is a part of the model that a checkpoint of another task rightly lacks.
+
+    That is a module outside the base model, or a pooler, which is missing as a whole; never an embedding at either end,
+    without which the model says nothing that makes sense.
+    """
+    gone = set(missing)
+    ends = {f"{name}.weight" for name, part in model.named_modules() if part in _ends(model)}
+    base = f"{model.base_model_prefix}."
+    is_base = not any(key.startswith(base) for key in wanted.entries)
+    for key in gone:
+        path = key.rpartition(".")[0]
+        inside = is_base or key.startswith(base)
+        if key in ends or _NUMBER.search(path) or (inside and "pooler" not in path.split(".")):
+            return False
+        if any(other.startswith(f"{path}.") and other not in gone for other in wanted.entries):
+            return False
+    return True
+
+
+def _ends(model: Any) -> list[Any]:
+    found = []
+    for getter in ("get_input_embeddings", "get_output_embeddings"):
+        try:
+            found.append(getattr(model, getter)())
+        except (AttributeError, NotImplementedError, TypeError):
+            continue
+    return [part for part in found if part is not None]
+
+
+def _welcome(load: Load, missing: Collection[str]) -> None:
+    """
+    Say of a new head what it is, in one line of information.
+    """
+    listed = ", ".join(fold.text for fold in list(folds(missing))[:_SHOWN])
+    text = f"New in this model, and to be trained: {listed} ({len(missing):,} keys are not in the checkpoint)."
+    rest = [
+        replace(finding, level="info") if finding.code in _ABSENCES and finding.code != "missing_keys" else finding
+        for finding in load.facts.findings
+        if finding.code != "missing_keys"
+    ]
+    load.facts = replace(load.facts, findings=(Finding("missing_keys", "info", text), *rest))
+
+
+def _explain_mismatch(load: Load, load_config: Any) -> None:
+    """
+    Other shapes that the caller has asked to leave out are no error.
+    """
+    if not getattr(load_config, "ignore_mismatched_sizes", False):
+        return
+    load.facts = replace(
+        load.facts,
+        findings=tuple(
+            replace(finding, level="warning", next=None) if finding.code == "shape_mismatch" else finding
+            for finding in load.facts.findings
+        ),
+    )
+
+
+def _prove(load: Load, model: Any, load_config: Any, lost: Collection[str]) -> None:
+    """
+    Compare values of the keys that carry one name and shape on both sides; what is converted on the way is not.
+    """
+    depth = config.settings().verify
+    if depth == "off" or getattr(load_config, "hf_quantizer", None) is not None or not load.notes.get("files"):
+        return
+    slots = {key: slot for file in _state_files(load) for key, slot in file.slots.items()}
+    claims = [
+        proof.Claim(key, (slots[key],)) for key in load.notes["wanted"].entries if key in slots and key not in lost
+    ]
+    load.enter("prove")
+    outcome = proof.prove(proof.Holder(model), claims, depth)
+    load.facts = replace(load.facts, proof=Proof(len(outcome.checked), key_list(outcome.differing)))
+    if outcome.differing:
+        listed = ", ".join(fold.text for fold in list(folds(outcome.differing))[:_SHOWN])
+        text = f"{len(outcome.differing):,} tensors of the model are not what the checkpoint holds: {listed}."
+        load.facts = load.facts.with_findings([Finding("values_not_loaded", "error", text)])
