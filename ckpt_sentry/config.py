@@ -69,7 +69,9 @@ class Settings:
     align: Align = "off"
     stall_after: float = 300.0
     collector: str | None = None
+    token_file: str | None = None
     receiver: str | None = None
+    lifeline: str | None = None
     token: str | None = None
     run_id: str | None = None
     problems: tuple[str, ...] = ()
@@ -365,7 +367,13 @@ VARIABLES: tuple[Variable, ...] = (
         _address,
     ),
     Variable(
+        "CKPT_SENTRY_TOKEN_FILE", "token_file", "a file", "none", "the token that the collector asks for", _optional
+    ),
+    Variable(
         "CKPT_SENTRY_RECEIVER", "receiver", "127.0.0.1:PORT", "none", "the launcher's receiver", _address, internal=True
+    ),
+    Variable(
+        "CKPT_SENTRY_LIFELINE", "lifeline", "127.0.0.1:PORT", "none", "the launcher's exchange", _address, internal=True
     ),
     Variable("CKPT_SENTRY_TOKEN", "token", "text", "none", "what the receiver asks for", _optional, internal=True),
     Variable(

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ckpt_sentry import identity, outlets
+from ckpt_sentry import identity, outlets, stall
 from ckpt_sentry.audit.report import (
     CheckpointSummary,
     Coverage,
@@ -131,6 +131,8 @@ class Load:
         """
         Say that the load has started, before anything is read.
         """
+        stall.connect()
+        stall.stand(self.load_id, self._phase)
         self._outlets.event(
             LoadStarted(
                 identity=self.identity,
@@ -151,6 +153,7 @@ class Load:
             return
         self._close_phase()
         self._phase = phase
+        stall.stand(self.load_id, phase)
         self._outlets.event(PhaseEntered(identity=self.identity, at=self._now(), load_id=self.load_id, phase=phase))
 
     def failing(self, error: LoadError) -> None:
@@ -192,6 +195,7 @@ class Load:
         """
         Stop being the current load. May be called twice.
         """
+        stall.leave(self.load_id)
         self.notes.clear()
         if _current.get() is self:
             _current.set(None)

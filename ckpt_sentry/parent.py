@@ -1,7 +1,8 @@
 """
 The process above the workers: it listens to them, outlives them all and speaks for them.
 
-torchrun becomes one through `targets.torchrun`, any other launcher through `ckpt-sentry run`.
+torchrun becomes one through `targets.torchrun`, any other launcher through `ckpt-sentry run`. A launcher that has such
+a parent above itself only relays to it how its workers ended.
 """
 
 from __future__ import annotations
@@ -11,58 +12,61 @@ import secrets
 import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from ckpt_sentry import identity
-from ckpt_sentry.collector.receiver import Receiver, Rejection
+from ckpt_sentry import config, identity
+from ckpt_sentry.collector.answers import Rejection
+from ckpt_sentry.collector.receiver import Receiver
+from ckpt_sentry.forward import Forwarder
 from ckpt_sentry.guard import contained
+from ckpt_sentry.lifeline import Exchange
 from ckpt_sentry.speaker import Speaker, records_for
+from ckpt_sentry.telemetry.channel import Channel
 from ckpt_sentry.telemetry.events import RankEnded, RunEnded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, MutableMapping
+    from collections.abc import MutableMapping
 
+    from ckpt_sentry.audit.report import Identity
     from ckpt_sentry.collector.receiver import Request
+    from ckpt_sentry.telemetry.events import Event
 
-TICK_SECONDS = 0.5
-VARIABLES = ("CKPT_SENTRY_RECEIVER", "CKPT_SENTRY_TOKEN", "CKPT_SENTRY_RUN_ID")
+TICK_SECONDS: Final = 0.5
+RELAY_SECONDS: Final = 1.5
+RECEIVER, LIFELINE, TOKEN, RUN_ID = (
+    "CKPT_SENTRY_RECEIVER",
+    "CKPT_SENTRY_LIFELINE",
+    "CKPT_SENTRY_TOKEN",
+    "CKPT_SENTRY_RUN_ID",
+)
 
 
 def has_parent() -> bool:
     """
     Whether this process already has a parent that listens.
     """
-    return "CKPT_SENTRY_RECEIVER" in os.environ
+    return RECEIVER in os.environ
 
 
-class Parent:
+class Surroundings:
     """
-    A receiver on loopback, a speaker behind it, and the environment that leads the workers there.
+    Variables that workers are to inherit, put into an environment and taken out again.
     """
 
-    def __init__(self, run_id: str, local_ranks: int) -> None:
-        token = secrets.token_urlsafe(24)
-        self.run_id = run_id
-        self._identity = replace(identity.identity({}), run_id=run_id)
-        self._speaker = Speaker(records_for(self._identity), local_ranks, source=f"{self._identity.node}:{os.getpid()}")
-        self._receiver = Receiver(self._take, token=token)
-        self._receiver.start()
-        self.environment = dict(zip(VARIABLES, (self._receiver.address, token, run_id), strict=True))
+    def __init__(self, variables: dict[str, str]) -> None:
+        self.environment = variables
         self._before: dict[str, str | None] = {}
-        self._closed = threading.Event()
-        self._ticker = threading.Thread(target=self._tick, name="ckpt_sentry-speaker", daemon=True)
-        self._ticker.start()
 
     def enter(self, environ: MutableMapping[str, str]) -> None:
         """
-        Put the way to the receiver into the environment that the workers inherit.
+        Put the variables in.
         """
         self._before = {name: environ.get(name) for name in self.environment}
         environ.update(self.environment)
 
     def leave(self, environ: MutableMapping[str, str]) -> None:
         """
-        Take it out again: a launch from a notebook is followed by others.
+        Put back what was there before: a launch from a notebook is followed by others.
         """
         for name, value in self._before.items():
             if value is None:
@@ -70,7 +74,43 @@ class Parent:
             else:
                 environ[name] = value
 
-    def close(self, ended: Iterable[RankEnded], *, ok: bool) -> None:
+
+class Parent(Surroundings):
+    """
+    A receiver and an exchange of lifelines on loopback, and a speaker behind them.
+
+    Args:
+        run_id: the run of all workers, or None where they tell it themselves (a command may start several runs).
+        local_ranks: how many workers there are, or None where they tell that themselves.
+        knows_ends: whether whoever owns this tells how each worker ended; else what the lifelines show has to do.
+    """
+
+    def __init__(self, run_id: str | None, local_ranks: int | None, *, knows_ends: bool = True) -> None:
+        token = secrets.token_urlsafe(24)
+        me = identity.identity({})
+        self.run_id = run_id or me.run_id
+        self._identity = replace(me, run_id=self.run_id)
+        self._knows_ends = knows_ends
+        records = records_for(self._identity)
+        self._speaker = Speaker(records, local_ranks, source=f"{self._identity.node}:{os.getpid()}")
+        self._forwarder = Forwarder.to_collector(records)
+        self._exchange = Exchange(token, self._gone)
+        self._receiver = Receiver(self._take, token=token)
+        self._receiver.start()
+        self._exchange.start()
+        variables = {RECEIVER: self._receiver.address, LIFELINE: self._exchange.address, TOKEN: token}
+        super().__init__(variables if run_id is None else variables | {RUN_ID: run_id})
+        self._closed = threading.Event()
+        self._ticker = threading.Thread(target=self._tick, name="ckpt_sentry-speaker", daemon=True)
+        self._ticker.start()
+
+    def hear(self, event: Event) -> None:
+        """
+        Take one event of this very process: how a worker ended.
+        """
+        self._speaker.hear(event)
+
+    def close(self, *, ok: bool) -> None:
         """
         All workers are gone: stop listening and say what has not been said. May be called twice.
         """
@@ -78,15 +118,25 @@ class Parent:
             return
         self._closed.set()
         self._receiver.close()
+        self._exchange.close()
         self._ticker.join()
-        for event in ended:
-            self._speaker.hear(event)
-        self._speaker.hear(RunEnded(identity=self._identity, at=time.time(), ok=ok))
+        now = time.time()
+        for run_id in self._speaker.runs() or (self.run_id,):
+            self._speaker.hear(RunEnded(identity=replace(self._identity, run_id=run_id), at=now, ok=ok))
         self._speaker.settle()
+        if self._forwarder is not None:
+            self._forwarder.close()
 
     def _take(self, request: Request) -> Rejection | None:
         refused = self._speaker.receive(request.signal, request.body)
         return Rejection(refused, "not in the form of the events of ckpt_sentry") if refused else None
+
+    def _gone(self, who: Identity) -> None:
+        """
+        A worker's lifeline has closed: its process has ended.
+        """
+        if not self._knows_ends and not self._closed.is_set():
+            self._speaker.gone(who)
 
     def _tick(self) -> None:
         while not self._closed.wait(TICK_SECONDS):
@@ -94,4 +144,31 @@ class Parent:
 
     @contained("parent.tick")
     def _tick_once(self) -> None:
+        overdue = self._speaker.overdue(config.settings().stall_after)
+        if overdue:
+            self._exchange.ask({"loads": overdue})
         self._speaker.tick()
+
+
+class Relay(Surroundings):
+    """
+    A launcher below another parent: what it knows of its workers goes there.
+    """
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__({RUN_ID: run_id})
+        self.run_id = run_id
+
+    def hear(self, event: RankEnded) -> None:
+        """
+        Bring the parent one event.
+        """
+        settings = config.settings()
+        if settings.receiver is not None:
+            with Channel(settings.receiver, settings.token) as channel:
+                channel.send(event, RELAY_SECONDS)
+
+    def close(self, *, ok: bool) -> None:
+        """
+        Nothing is left to be done: the parent goes on.
+        """

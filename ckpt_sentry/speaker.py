@@ -6,18 +6,24 @@ A launcher speaks for all of its workers (`Speaker`); a process without a launch
 
 from __future__ import annotations
 
+import math
 import os
+import sys
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ckpt_sentry import config, identity
+from ckpt_sentry import config, identity, names, stall
 from ckpt_sentry.collector.aggregate import Aggregator
+from ckpt_sentry.collector.ends import was
+from ckpt_sentry.collector.groups import MAX_RANKS
 from ckpt_sentry.collector.records import Records, place
 from ckpt_sentry.render import terminal
+from ckpt_sentry.render.cells import visible
+from ckpt_sentry.render.page import Segment
 from ckpt_sentry.telemetry import otlp_json
-from ckpt_sentry.telemetry.events import LoadFailing, LoadFinished
+from ckpt_sentry.telemetry.events import LoadFailing, LoadFinished, LoadStalled, LoadStarted, RankEnded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,15 +41,30 @@ longer than this much silence, for the job may go on.
 PARTIAL_SECONDS = 5.0
 """A load that only some of the ranks take part in counts as complete after this much silence."""
 
+ANSWER_SECONDS = 3.0
+"""How long the report of a stall waits for the ranks to say where they stand."""
+
+NO_STACK = "(no answer: native code holds its interpreter, or the process is stopped)"
+
+MOST_RUNS = 1_000
+MOST_SAID = 10_000
+
 
 @dataclass(slots=True)
 class _Watch:
     """
-    A load that has not been said yet: whether it is good so far, and when something was last heard of it.
+    A load that has not been said yet: whether it is good so far, when it began and when something was last heard of it.
+
+    Times are of the monotonic clock, but for `since`, which is in seconds since the epoch. `asked` is when the ranks
+    were asked where they stand, or the first of them said so by itself; `hung` whether that has been reported.
     """
 
+    since: float
     good: bool = True
+    began: float = field(default_factory=time.monotonic)
     last: float = field(default_factory=time.monotonic)
+    asked: float | None = None
+    hung: bool = False
 
     def quiet(self) -> float:
         return time.monotonic() - self.last
@@ -51,16 +72,25 @@ class _Watch:
 
 class Speaker:
     """
-    Speaks for the `local_ranks` workers of one launcher. May be called from several threads.
+    Speaks for the workers of one launcher, or, as the collector does, for those of many. May be called by threads.
+
+    Args:
+        records: where everything that is heard is kept.
+        local_ranks: how many workers the launcher has; None where their own words tell that.
+        source: the receiver's name, where all events come to it as they happen; None where launchers pass them on, so
+            that only the clocks of their nodes tell what was first.
     """
 
-    def __init__(self, records: Records, local_ranks: int, source: str) -> None:
+    def __init__(self, records: Records, local_ranks: int | None, source: str | None) -> None:
         self._records = records
         self._local_ranks = local_ranks
         self._first_rank: int | None = None
         self._source = source
         self._aggregator = Aggregator()
         self._watches: dict[str, _Watch] = {}
+        self._said: dict[str, None] = {}
+        self._runs: dict[str, Aggregate | None] = {}
+        self._ranks: dict[tuple[str, int], Identity] = {}
         self._lock = threading.RLock()
 
     def receive(self, signal: str, request: Mapping[str, Any]) -> int:
@@ -84,13 +114,57 @@ class Speaker:
             self._records.append(otlp_json.encode((event,)))
             self._note(event)
 
+    def remember(self, event: Event) -> None:
+        """
+        Take one event from records: it has been kept already, and what it completes has been said.
+        """
+        with self._lock:
+            self._note(event)
+            load_id = otlp_json.load_id(event)
+            if load_id in self._watches and self._aggregator.complete(load_id, self._expected()):
+                self._forget(load_id)
+
+    def gone(self, who: Identity) -> None:
+        """
+        A worker is no longer there, and nobody has seen how it ended.
+        """
+        with self._lock:
+            if (who.node, who.pid) in self._ranks:
+                self.hear(RankEnded(identity=self._ranks[who.node, who.pid], at=time.time(), how="exited"))
+
+    def runs(self) -> tuple[str, ...]:
+        """
+        The runs of which something was heard.
+        """
+        with self._lock:
+            return tuple(self._runs)
+
+    def overdue(self, seconds: float) -> dict[str, float]:
+        """
+        Loads that have lasted longer and that nobody has asked about; each with when it began (since the epoch).
+
+        The ranks are to be asked now: what is still unanswered a moment later is reported as it stands.
+        """
+        with self._lock:
+            now = time.monotonic()
+            found = {}
+            for load_id, watch in self._watches.items():
+                if watch.asked is None and now - watch.began > seconds and not self._is_complete(load_id):
+                    watch.asked = now
+                    found[load_id] = watch.since
+            return found
+
     def tick(self) -> None:
         """
         Say what is ready to be said. Called now and then while the workers run.
         """
         with self._lock:
-            for load_id in [load_id for load_id in self._watches if self._is_ready(load_id)]:
-                self._say(load_id, settled=False)
+            for load_id, watch in list(self._watches.items()):
+                if self._is_ready(load_id):
+                    self._say(load_id, settled=False)
+                elif watch.asked is not None and not watch.hung and time.monotonic() - watch.asked > ANSWER_SECONDS:
+                    watch.hung = True
+                    self._say_hanging(load_id)
 
     def settle(self) -> None:
         """
@@ -99,17 +173,31 @@ class Speaker:
         with self._lock:
             for load_id in list(self._watches):
                 self._say(load_id, settled=True)
+            for run_id, last in self._runs.items():
+                self._say_end(run_id, last)
 
     def _note(self, event: Event) -> None:
-        self._aggregator.add(event, source=self._source)
+        who = event.identity
+        if isinstance(event, RankEnded):
+            # Whoever started a process may know its pid and not its rank.
+            event = replace(event, identity=self._ranks.get((who.node, who.pid), who))
+        else:
+            self._ranks[who.node, who.pid] = who
+        self._aggregator.add(event, source=self._source or who.node)
+        self._runs.setdefault(event.identity.run_id, None)
+        _bound(self._runs, MOST_RUNS)
+        _bound(self._ranks, MAX_RANKS)
         load_id = otlp_json.load_id(event)
-        if load_id is None:
+        if load_id is None or load_id in self._said:
             return
-        self._first_rank = event.identity.rank - event.identity.local_rank
-        watch = self._watches.setdefault(load_id, _Watch())
+        if not isinstance(event, LoadStalled):
+            self._first_rank = who.rank - who.local_rank
+        watch = self._watches.setdefault(load_id, _Watch(event.at))
         watch.last = time.monotonic()
         if isinstance(event, LoadFailing):
             watch.good = False
+        elif isinstance(event, LoadStalled):
+            watch.asked = watch.asked or watch.last
         elif isinstance(event, LoadFinished):
             watch.good = watch.good and event.report.verdict == "ok"
             if self._is_ready(load_id):
@@ -119,21 +207,74 @@ class Speaker:
         """
         The ranks of this launcher: nothing is concluded from the silence of other nodes.
         """
-        return None if self._first_rank is None else range(self._first_rank, self._first_rank + self._local_ranks)
+        if self._local_ranks is None or self._first_rank is None:
+            return None
+        return range(self._first_rank, self._first_rank + self._local_ranks)
+
+    def _is_complete(self, load_id: str) -> bool:
+        return self._aggregator.complete(load_id, self._expected())
 
     def _is_ready(self, load_id: str) -> bool:
         watch = self._watches[load_id]
-        if self._aggregator.complete(load_id, self._expected()):
-            return watch.good or watch.quiet() > QUIET_SECONDS
+        if self._is_complete(load_id):
+            return watch.good or self._aggregator.superseded(load_id) or watch.quiet() > QUIET_SECONDS
         progress = self._aggregator.progress(load_id)
         return progress.started <= progress.finished and watch.quiet() > PARTIAL_SECONDS
 
     def _say(self, load_id: str, *, settled: bool) -> None:
-        watch = self._watches.pop(load_id)
+        good = self._watches.pop(load_id).good
+        complete = self._is_complete(load_id)
         aggregate = self._aggregator.aggregate(load_id, settled=settled, expected=self._expected())
+        if aggregate is None:
+            return
+        self._runs[aggregate.run_id] = aggregate
         # Of several nodes the first one says that all is well.
-        if aggregate is not None and not (watch.good and aggregate.verdict == "ok" and self._first_rank):
+        if not (good and aggregate.verdict == "ok" and self._first_rank):
             say(aggregate)
+        if complete and good:
+            self._forget(load_id)
+
+    def _forget(self, load_id: str) -> None:
+        """
+        Nothing more is to be said about a load: a job may make many thousands.
+        """
+        self._watches.pop(load_id, None)
+        self._aggregator.forget(load_id)
+        self._said[load_id] = None
+        _bound(self._said, MOST_SAID)
+
+    def _say_hanging(self, load_id: str) -> None:
+        """
+        Report a load that hangs. For ranks that are in it and did not answer, their last phase speaks.
+        """
+        progress = self._aggregator.progress(load_id)
+        silent = progress.started - progress.finished - progress.stalled - progress.ended
+        expected = self._expected()
+        known = {who.rank: who for who in self._ranks.values() if expected is not None and who.rank in expected}
+        for rank in sorted(silent & known.keys()):
+            phase, since = self._aggregator.standing(load_id, rank)
+            now = time.time()
+            self.hear(
+                LoadStalled(identity=known[rank], at=now, load_id=load_id, phase=phase, since=since, stack=NO_STACK)
+            )
+        aggregate = self._aggregator.aggregate(load_id, expected=expected)
+        if aggregate is not None:
+            say(aggregate)
+
+    def _say_end(self, run_id: str, last: Aggregate | None) -> None:
+        """
+        Name the rank that ended the run, unless the report of a load has: one line.
+        """
+        end = self._aggregator.first_end(run_id)
+        if end is None or (last is not None and (last.error is not None or last.verdict == "stalled")):
+            return
+        when = "before any load" if last is None else f"after its last load ({last.entry_point}) had ended"
+        say_line(f"rank {end.identity.rank} {was(end)} {when}")
+
+
+def _bound(table: dict[Any, Any], most: int) -> None:
+    while len(table) > most:
+        del table[next(iter(table))]
 
 
 class OwnSpeaker:
@@ -148,6 +289,7 @@ class OwnSpeaker:
         me = identity.identity()
         self._records = records_for(me)
         self._aggregators: dict[str, Aggregator] = {}
+        self._alarms: dict[str, stall.Alarm] = {}
         self._lock = threading.Lock()
 
     def hear(self, event: Event) -> None:
@@ -161,12 +303,22 @@ class OwnSpeaker:
                 return
             aggregator = self._aggregators.setdefault(load_id, Aggregator())
             aggregator.add(event, source=f"{event.identity.node}:{event.identity.pid}")
-            if not isinstance(event, LoadFinished):
+            if isinstance(event, LoadStarted):
+                self._watch(event)
+            if not isinstance(event, (LoadFinished, LoadStalled)):
                 return
-            del self._aggregators[load_id]
+            if isinstance(event, LoadFinished):
+                del self._aggregators[load_id]
+                if (alarm := self._alarms.pop(load_id, None)) is not None:
+                    alarm.cancel()
             aggregate = aggregator.aggregate(load_id, expected=(event.identity.rank,))
-        if aggregate is not None and (event.identity.rank == 0 or _is_own_failure(event)):
+        if aggregate is not None and (event.identity.rank == 0 or _is_own_trouble(event)):
             say(aggregate)
+
+    def _watch(self, event: LoadStarted) -> None:
+        seconds = config.settings().stall_after
+        if seconds != math.inf:
+            self._alarms[event.load_id] = stall.Alarm(event.identity, event.load_id, seconds, self.hear)
 
 
 def records_for(me: Identity) -> Records:
@@ -193,7 +345,7 @@ def own() -> OwnSpeaker:
 
 
 def _after_fork_in_child() -> None:
-    global _own, _own_lock  # noqa: PLW0603 - the parent's may have been in use at the fork
+    global _own, _own_lock
     _own, _own_lock = None, threading.Lock()
 
 
@@ -209,6 +361,16 @@ def say(aggregate: Aggregate) -> None:
         terminal.show(aggregate)
 
 
-def _is_own_failure(event: LoadFinished) -> bool:
+def say_line(text: str) -> None:
+    """
+    Print one line that is about a run rather than about a load.
+    """
+    if config.settings().log in ("auto", "console"):
+        terminal.write([(Segment(names.SCOPE, "name"), Segment(f" {visible(text)}"))], sys.stderr)
+
+
+def _is_own_trouble(event: LoadFinished | LoadStalled) -> bool:
+    if isinstance(event, LoadStalled):
+        return False
     report = event.report
     return report.error is not None and all(finding.code != "peer_failed" for finding in report.findings)

@@ -202,6 +202,7 @@ def test_origins() -> None:
         "CKPT_SENTRY_ALIGN": ("off", "default"),
         "CKPT_SENTRY_STALL_AFTER": ("300", "default"),
         "CKPT_SENTRY_COLLECTOR": ("-", "default"),
+        "CKPT_SENTRY_TOKEN_FILE": ("-", "default"),
     }
 
 

@@ -1,5 +1,5 @@
 """
-`ckpt-sentry run -- COMMAND…`: the agent in every Python process that the command starts.
+`ckpt-sentry run -- COMMAND…`: the agent in every Python process that the command starts, and one report for all.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ import sys
 
 import click
 
-from ckpt_sentry import launch
+from ckpt_sentry import config, launch
+from ckpt_sentry.guard import contained
+from ckpt_sentry.parent import Parent, has_parent
 
 
 @click.command(
@@ -24,7 +26,28 @@ def command(command_line: tuple[str, ...]) -> None:
     \b
     ckpt-sentry run -- torchrun --nproc-per-node 4 train.py
     ckpt-sentry run -- mpirun -n 4 python train.py
+    ckpt-sentry run -- python spawn.py
 
-    CKPT_SENTRY is set to 1 unless it is set already.
+    This process listens to all ranks that COMMAND starts on this machine and prints one report for each of their
+    loads. CKPT_SENTRY is set to 1 unless it is set already.
     """
-    sys.exit(launch.launch(command_line, launch.environment(os.environ)))
+    environ = launch.environment(os.environ)
+    parent = _parent(config.Settings.from_env(environ))
+    if parent is not None:
+        parent.enter(environ)
+    code = launch.launch(command_line, environ)
+    if parent is not None:
+        _close(parent, ok=code == 0)
+    sys.exit(code)
+
+
+@contained("run.parent")
+def _parent(settings: config.Settings) -> Parent | None:
+    if settings.mode == "off" or has_parent():
+        return None
+    return Parent(None, None, knows_ends=False)
+
+
+@contained("run.close")
+def _close(parent: Parent, *, ok: bool) -> None:
+    parent.close(ok=ok)

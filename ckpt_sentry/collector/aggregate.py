@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, cast
 
 from ckpt_sentry.audit import ranks
+from ckpt_sentry.audit.peers import is_refusal
 from ckpt_sentry.audit.report import NO_KEYS, LoadReport, Verdict
 from ckpt_sentry.collector import findings
 from ckpt_sentry.collector.ends import Attempt, Cause, Story
@@ -101,6 +102,7 @@ class Aggregator:
                 del self._loads[next(iter(self._loads))]
                 self.forgotten += 1
             state = self._loads[load_id] = LoadState(event)
+            attempt.last_load = load_id
         state.add(event, self._count, source)
 
     def _attempt(self, run_id: str, number: int) -> Attempt:
@@ -115,6 +117,33 @@ class Aggregator:
             for at, one in others.items():
                 one.superseded = one.superseded or at < number
         return known
+
+    def forget(self, load_id: str) -> None:
+        """
+        Let a load go. What still comes of it begins anew.
+        """
+        self._loads.pop(load_id, None)
+
+    def first_end(self, run_id: str) -> RankEnded | None:
+        """
+        The bad end that came first in the last attempt of a run, and was not brought about by another.
+        """
+        attempts = [one for (run, _), one in self._attempts.items() if run == run_id and not one.superseded]
+        end = attempts[-1].first() if attempts else None
+        return None if end is None else end.event
+
+    def superseded(self, load_id: str) -> bool:
+        """
+        Whether a later attempt of the run has begun. Raises KeyError for a load that is not known.
+        """
+        who = self._loads[load_id].identity
+        return self._attempt(who.run_id, who.attempt).superseded
+
+    def standing(self, load_id: str, rank: int) -> tuple[str | None, float]:
+        """
+        The phase of a load that a rank has come to last, and since when. Raises KeyError for a load that is not known.
+        """
+        return self._loads[load_id].standing(rank)
 
     def loads(self, *, settled: bool = False) -> tuple[Aggregate, ...]:
         """
@@ -186,7 +215,7 @@ def _summarise(state: LoadState, story: Story) -> Aggregate:
     failed = {rank for one in groups if one.report.verdict == "failed" for rank in one.ranks}
     failed |= {rank for rank in story.open if story.is_over(rank)} | set(state.failures)
     return Aggregate(
-        load_id=_load_id(state),
+        load_id=state.load_id,
         run_id=state.identity.run_id,
         attempt=state.identity.attempt,
         ordinal=head.ordinal if head else 0,
@@ -215,10 +244,6 @@ def _summarise(state: LoadState, story: Story) -> Aggregate:
         seconds=_seconds(state),
         bytes_read=sum(read for _, _, read in state.times.values()),
     )
-
-
-def _load_id(state: LoadState) -> str:
-    return state.first.report.load_id if isinstance(state.first, _LoadFinished) else state.first.load_id
 
 
 def _lead(groups: list[Saying], first: Cause | None) -> Saying | None:
@@ -256,7 +281,9 @@ def _mismatches(report: LoadReport | None) -> Mismatches:
 def _verdict(story: Story, groups: list[Saying], found: tuple[RankFinding, ...], first: Cause | None) -> Verdict:
     verdicts = {one.report.verdict for one in groups}
     codes = {one.code for one in found if one.level != "info"}
-    if first is not None or codes & {"rank_killed", "rank_exited", "rank_raised"}:
+    # What the agent refuses has its own verdict: that it was partial, without overlap, or of wrong values.
+    refused = first is not None and is_refusal(first.error)
+    if (first is not None and not refused) or codes & {"rank_killed", "rank_exited", "rank_raised"}:
         verdicts.add("failed")
     if "rank_absent" in codes and not (story.waits or story.mute):
         verdicts.add("failed")

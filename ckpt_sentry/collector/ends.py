@@ -16,10 +16,6 @@ from ckpt_sentry.collector.groups import MAX_RANKS, Failure, LoadState
 from ckpt_sentry.collector.summary import STILL_WAITING, JobError, OrderBy, RankFinding, Unfinished, doing
 from ckpt_sentry.telemetry.events import RankEnded
 
-GRACE: Final = 15.0
-"""Seconds between the first bad end and a SIGKILL after which the launcher is held to have sent it: torchrun waits 30
-after its SIGTERM (elastic/multiprocessing/api.py, `_close`)."""
-
 
 class End(NamedTuple):
     """
@@ -36,7 +32,14 @@ class End(NamedTuple):
 
     @property
     def bad(self) -> bool:
-        return self.event.how != "exited" or bool(self.event.exit_code)
+        return self.event.how in ("killed", "raised") or bool(self.event.exit_code)
+
+    @property
+    def told(self) -> bool:
+        """
+        Whether the process only ended by the loss of another.
+        """
+        return self.event.error is not None and is_loss(self.event.error)
 
 
 @dataclass(slots=True)
@@ -50,16 +53,31 @@ class Attempt:
     ends: dict[int, End] = field(default_factory=dict)
     superseded: bool = False
     """A later attempt of the run has begun."""
+    last_load: str | None = None
+    """The load that began last."""
 
     def add(self, event: RankEnded, order: int, source: str) -> None:
         """
-        Take in an end; the first word about a rank stays, but for one that knows the exception.
+        Take in an end; the first word about a rank stays, but for one that knows more: a way, or the exception.
         """
         if not 0 <= event.identity.rank < MAX_RANKS:
             return
         known = self.ends.get(event.identity.rank)
-        if known is None or (event.error is not None and known.event.error is None):
+        if known is None or _knowledge(event) > _knowledge(known.event):
             self.ends[event.identity.rank] = End(event, order if known is None else known.order, source)
+
+    def first(self) -> End | None:
+        """
+        The bad end that came first and was not brought about by another.
+        """
+        bad = (end for end in self.ends.values() if end.bad and not end.told)
+        return min(bad, key=lambda end: end.order, default=None)
+
+
+def _knowledge(event: RankEnded) -> int:
+    if event.error is not None:
+        return 2
+    return 0 if event.how == "exited" and event.exit_code is None else 1
 
 
 class Cause(NamedTuple):
@@ -96,6 +114,7 @@ class Story:
     ) -> None:
         self.state = state
         self.ends = attempt.ends
+        self._ended_first = attempt.first() if attempt.last_load == state.load_id else None
         self._over = settled or attempt.superseded
         self.mute = settled and not attempt.over
         """Whether ranks fell silent without anybody having seen them end: they may live."""
@@ -107,8 +126,6 @@ class Story:
         self.open = [rank for rank in state.phases if rank not in state.finished]
         self.absent = [rank for rank in expected if rank not in state.phases]
         self._own = sorted((self._when(one), rank) for rank, one in state.failures.items() if one.own)
-        self._bad = sorted((self._when(one), rank) for rank, one in attempt.ends.items() if one.bad)
-        self._first_bad_at = min((one.event.at for one in attempt.ends.values() if one.bad), default=0.0)
 
     def _when(self, one: Failure | End | Cause) -> float:
         return one.order if self.order_by == "arrival" else one.at
@@ -125,13 +142,7 @@ class Story:
         """
         Whether the launcher ended this rank because another had failed.
         """
-        end = self.ends.get(rank)
-        if end is None or end.event.how != "killed":
-            return False
-        if end.event.signal == "SIGKILL":
-            return end.at - self._first_bad_at >= GRACE
-        earlier = (when for row in (self._own, self._bad) for when, other in row[:2] if other != rank)
-        return end.event.signal == "SIGTERM" and any(when < self._when(end) for when in earlier)
+        return rank in self.ends and self.ends[rank].event.how == "stopped"
 
     @property
     def troubled(self) -> bool:
@@ -152,7 +163,9 @@ class Story:
         """
         The first failing rank: by its own error or its own end; by what it was told only where there is nothing else.
         """
-        claims = [*self._own_errors(), *self._own_ends()] or self._echoes()
+        ends = self._own_ends()
+        causes = [one for one in ends if not self.ends[one.rank].told]
+        claims = [*self._own_errors(), *causes] or ends or self._echoes()
         return min(claims, key=lambda one: (self._when(one), one.rank), default=None)
 
     def _own_errors(self) -> list[Cause]:
@@ -183,7 +196,7 @@ class Story:
             return False
         if not self._own:
             return True
-        return end.bad and not (end.event.error and is_loss(end.event.error))
+        return end.bad and not end.told
 
     def error(self, first: Cause | None) -> JobError | None:
         """
@@ -213,7 +226,7 @@ class Story:
     def _why(self, rank: int) -> str:
         end = self.ends.get(rank)
         if end is not None:
-            return "stopped by the launcher" if self.stopped(rank) else _how(end.event)
+            return _how(end.event)
         if rank in self.state.failures:
             return "raised, and no report followed"
         if self.mute:
@@ -228,6 +241,7 @@ class Story:
         """
         found: list[RankFinding] = []
         self._ended_findings(found)
+        self._later_findings(found)
         self._absent_findings(found)
         self._stall_findings(found)
         return found
@@ -238,14 +252,23 @@ class Story:
         silent = set(self.open).difference(self.state.failures, stopped)
         found += _by(filter(self.is_over, sorted(silent)), self._ending, "error", _NEXT)
 
+    def _later_findings(self, found: list[RankFinding]) -> None:
+        """
+        A rank that ended badly after this load, the last of the attempt, had ended there: no fault of the load.
+        """
+        end = self._ended_first
+        if end is not None and end.event.identity.rank in self.state.finished and not self.state.failures:
+            code = _CODES.get(end.event.how, "rank_exited")
+            text = f"{was(end.event)} after this load had ended there"
+            found += _by([end.event.identity.rank], lambda _: (code, text), "info")
+
     def _ending(self, rank: int) -> tuple[str, str]:
         end = self.ends.get(rank)
         if end is None and self.mute:
             return "rank_stalled", f"was last heard of {self._doing(rank)}"
         if end is None:
             return "rank_exited", f"ended {self._doing(rank)}, without a word"
-        code = {"killed": "rank_killed", "raised": "rank_raised"}.get(end.event.how, "rank_exited")
-        return code, f"{_was(end.event)} {self._doing(rank)}"
+        return _CODES.get(end.event.how, "rank_exited"), f"{was(end.event)} {self._doing(rank)}"
 
     def _absent_findings(self, found: list[RankFinding]) -> None:
         if not self.troubled:
@@ -255,7 +278,7 @@ class Story:
         alive = [rank for rank in self.absent if rank not in ended and self._missed(rank, known=known)]
         killed = [rank for rank, event in ended.items() if event.how == "killed"]
         found += _by(ended, lambda rank: ("rank_absent", f"never came to this load: {_how(ended[rank])}"), "error")
-        found += _by(killed, lambda rank: ("rank_killed", f"{_was(ended[rank])} {doing(None)}"), "error", _NEXT)
+        found += _by(killed, lambda rank: ("rank_killed", f"{was(ended[rank])} {doing(None)}"), "error", _NEXT)
         found += _by(alive, self._absence, "error", _NEXT)
 
     def _missed(self, rank: int, *, known: bool) -> bool:
@@ -286,6 +309,8 @@ class Story:
         return doing(self.state.phases.get(rank))
 
 
+_CODES: Final = {"killed": "rank_killed", "raised": "rank_raised"}
+
 _NEXT: Final[dict[str, str]] = {
     "rank_killed": "SIGKILL without an operator is mostly the out-of-memory killer: see `dmesg -T` on its node",
     "rank_absent": "find out what that rank does instead of loading: every rank must make this call",
@@ -304,14 +329,19 @@ def _claim(rank: int, failure: Failure) -> Cause:
 
 
 def _how(event: RankEnded) -> str:
+    if event.how == "stopped":
+        return "stopped by the launcher"
     if event.how == "killed":
         return f"killed by {event.signal or 'a signal'}"
     if event.error is not None:
         return f"raised {event.error.type}: {event.error.message}".rstrip(": ")
-    return f"exited with code {event.exit_code if event.exit_code is not None else 'unknown'}"
+    return "ended without a word" if event.exit_code is None else f"exited with code {event.exit_code}"
 
 
-def _was(event: RankEnded) -> str:
+def was(event: RankEnded) -> str:
+    """
+    How a rank ended, to be put behind its name: "was killed by SIGKILL".
+    """
     return f"was {_how(event)}" if event.how == "killed" else _how(event)
 
 

@@ -139,6 +139,10 @@ class LoadState:
         return self.first.identity
 
     @property
+    def load_id(self) -> str:
+        return self.first.report.load_id if isinstance(self.first, LoadFinished) else self.first.load_id
+
+    @property
     def framework(self) -> Framework:
         return self.head.framework if self.head else "dcp"
 
@@ -176,6 +180,12 @@ class LoadState:
             self._failing(rank, Failure(order, event.at, source, event.error, not is_loss(event.error)))
         else:
             self._finished(rank, event, order, source)
+
+    def standing(self, rank: int) -> tuple[str | None, float]:
+        """
+        The phase that a rank has come to last, and when: seconds since the epoch.
+        """
+        return self.phases.get(rank), self._phase_at.get(rank, self.first_at)
 
     @property
     def reach(self) -> Collection[int]:

@@ -33,6 +33,9 @@ _OTHER_SIGNALS: Final = (b'{"resourceSpans":', b'{"resourceMetrics":')
 """How lines begin in which there is no event."""
 
 _SUFFIX: Final = ".jsonl"
+_SENT_SUFFIX: Final = ".sent"
+"""How far a file of records has been forwarded; see `forward`."""
+
 _NAME_LIMIT: Final = 80
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+|^\.+")
 
@@ -179,7 +182,7 @@ def _last_written(folder: Path) -> float:
 def _delete(folder: Path) -> bool:
     try:
         files = list(folder.iterdir())
-        if any(file.suffix != _SUFFIX or file.is_symlink() or not file.is_file() for file in files):
+        if any(file.suffix not in (_SUFFIX, _SENT_SUFFIX) or file.is_symlink() or not file.is_file() for file in files):
             return False
         for file in files:
             file.unlink(missing_ok=True)

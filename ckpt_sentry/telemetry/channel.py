@@ -61,6 +61,8 @@ class Channel:
         self._headers = {"Content-Type": "application/json"}
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
+        self.status: int | None = None
+        """The HTTP status of the last answer; None where there was none."""
         self._lock = threading.Lock()
         self._connection: _Connection | None = None
         self._pid = os.getpid()
@@ -123,6 +125,7 @@ class Channel:
         return self._connection
 
     def _exchange(self, body: bytes, deadline: Deadline) -> bool:
+        self.status = None
         connection = self._connection
         if connection is None:
             connection = self._connection = _connect(self._host, self._port, deadline)
@@ -130,6 +133,7 @@ class Channel:
         connection.request("POST", _PATH, body, self._headers)
         response = connection.getresponse()
         answer = response.read(_MAX_ANSWER)
+        self.status = response.status
         if response.will_close or not response.isclosed():
             self._drop()
         return response.status == http.client.OK and not _refused(answer)

@@ -87,13 +87,15 @@ class LoadStalled:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnded:
     """
-    A worker process has ended, as its launcher saw it.
+    A worker process has ended, as its launcher saw it, or says itself that it ends by an exception.
+
+    "killed" is by a signal from anywhere, "stopped" by the launcher's own, because the run was ending.
     """
 
     name: ClassVar[str] = names.EVENT_RANK_ENDED
     identity: Identity
     at: float
-    how: Literal["exited", "killed", "raised"]
+    how: Literal["exited", "killed", "raised", "stopped"]
     exit_code: int | None = None
     signal: str | None = None
     """Such as "SIGKILL"."""

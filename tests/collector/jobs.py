@@ -81,6 +81,10 @@ def killed(rank: int, signal: str, world: int = 4, at: float = 103.0) -> RankEnd
     return RankEnded(identity=who(rank, world), at=at, how="killed", signal=signal)
 
 
+def stopped(rank: int, world: int = 4, at: float = 103.5) -> RankEnded:
+    return RankEnded(identity=who(rank, world), at=at, how="stopped", signal="SIGTERM")
+
+
 def exited(rank: int, code: int, at: float = 103.0) -> RankEnded:
     return RankEnded(identity=who(rank), at=at, how="exited", exit_code=code)
 

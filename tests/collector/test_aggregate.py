@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ckpt_sentry.audit.report import Coverage, Finding, KeyList, LoadError, ModelSummary, Phase, ShapeMismatch
 from ckpt_sentry.collector.aggregate import Aggregate, Aggregator, JobError, Spread, Unfinished
+from ckpt_sentry.telemetry.events import RankEnded
 from tests.collector.jobs import (
     LOAD,
     LOST,
@@ -23,6 +24,7 @@ from tests.collector.jobs import (
     seen,
     stalled,
     started,
+    stopped,
     told,
     who,
 )
@@ -120,7 +122,7 @@ def test_an_unexplained_error_becomes_a_finding() -> None:
 
 def test_killed_rank_comes_before_the_errors_that_its_death_caused() -> None:
     begin = [event for rank in range(4) for event in (started(rank), entered(rank, "plan"))]
-    one = seen(*begin, failing(0, LOST), told(0), told(2), killed(1, "SIGKILL"), killed(3, "SIGTERM"), over(ok=False))
+    one = seen(*begin, failing(0, LOST), told(0), told(2), killed(1, "SIGKILL"), stopped(3), over(ok=False))
     assert one.verdict == "failed"
     assert one.error == JobError("SIGKILL", "killed by SIGKILL", "plan", 1, "arrival")
     assert text_of(one, "rank_killed") == "rank 1 was killed by SIGKILL while planning"
@@ -128,21 +130,29 @@ def test_killed_rank_comes_before_the_errors_that_its_death_caused() -> None:
         Unfinished("1", "plan", "killed by SIGKILL"),
         Unfinished("3", "plan", "stopped by the launcher"),
     )
-    stopped = [found for found in one.findings if found.text.startswith("rank 3")]
-    assert [(found.code, found.level) for found in stopped] == [("peer_failed", "info")]
+    others = [found for found in one.findings if found.text.startswith("rank 3")]
+    assert [(found.code, found.level) for found in others] == [("peer_failed", "info")]
 
 
-def test_the_first_sigterm_is_a_cause_and_the_later_ones_are_the_launchers() -> None:
+def test_a_sigterm_of_somebody_else_is_a_cause_and_that_of_the_launcher_is_none() -> None:
     begin = [started(rank) for rank in range(4)]
-    one = seen(*begin, killed(2, "SIGTERM"), killed(0, "SIGTERM"), killed(1, "SIGTERM"), killed(3, "SIGTERM"))
+    one = seen(*begin, stopped(0), stopped(1), killed(2, "SIGTERM"), stopped(3))
     assert one.error is not None
     assert one.error.first_rank == 2
     assert codes(one) == {"rank_killed": "2", "peer_failed": "0-1,3"}
 
 
-def test_sigkill_long_after_the_first_end_is_the_launchers() -> None:
-    one = seen(started(0), started(1), exited(0, 3), killed(1, "SIGKILL", at=133.0))
-    assert codes(one) == {"rank_exited": "0", "peer_failed": "1"}
+def test_a_rank_that_only_lost_another_is_not_first_though_it_ended_first() -> None:
+    one = seen(started(0), started(3), raised(2, LOST), killed(1, "SIGKILL"), stopped(0), stopped(3))
+    assert one.error is not None
+    assert (one.error.type, one.error.first_rank) == ("SIGKILL", 1)
+
+
+def test_a_way_that_becomes_known_later_takes_the_place_of_the_order() -> None:
+    vanished = RankEnded(identity=who(2), at=102.0, how="exited")
+    one = seen(started(0), started(2), vanished, killed(0, "SIGKILL"), killed(2, "SIGSEGV"))
+    assert one.error is not None
+    assert (one.error.type, one.error.first_rank) == ("SIGSEGV", 2)
 
 
 def test_rank_that_raised_before_the_load_is_absent_and_first() -> None:
@@ -186,7 +196,7 @@ def test_a_stall_that_ends_well_leaves_nothing() -> None:
 
 def test_absent_rank_keeps_its_stack_when_the_others_have_timed_out() -> None:
     begin = [started(rank) for rank in (0, 2, 3)]
-    ends = [exited(0, 1), exited(2, 1), exited(3, 1), killed(1, "SIGTERM"), over(ok=False)]
+    ends = [exited(0, 1), exited(2, 1), exited(3, 1), stopped(1), over(ok=False)]
     one = seen(*begin, stalled(1, None, "in early_exit_sleep"), told(0), told(2), told(3), *ends)
     assert one.verdict == "failed"
     assert text_of(one, "rank_absent") == "rank 1 never came to this load; its stack:\nin early_exit_sleep"
@@ -208,9 +218,23 @@ def test_settled_without_a_word_is_stalled() -> None:
     assert [row.why for row in one.unfinished] == ["nothing more was heard"] * 2
 
 
-def test_an_end_after_a_good_load_is_not_the_loads_affair() -> None:
-    one = seen(*(finished(rank) for rank in range(4)), killed(2, "SIGKILL"), over(ok=False))
-    assert (one.verdict, one.error, one.findings) == ("ok", None, ())
+def test_an_end_after_a_good_load_is_named_and_is_not_the_loads_affair() -> None:
+    one = seen(*(finished(rank) for rank in range(4)), killed(2, "SIGKILL"), stopped(0), over(ok=False))
+    assert (one.verdict, one.error) == ("ok", None)
+    assert [(found.code, found.level, found.text) for found in one.findings] == [
+        ("rank_killed", "info", "rank 2 was killed by SIGKILL after this load had ended there")
+    ]
+
+
+def test_only_the_last_load_of_an_attempt_tells_how_ranks_ended() -> None:
+    aggregator = Aggregator()
+    for event in (finished(0), finished(0, load_id="b" * 32, started_at=200.0, ended_at=201.0), killed(0, "SIGKILL")):
+        aggregator.add(event)
+    first, second = aggregator.loads()
+    assert (codes(first), codes(second)) == ({}, {"rank_killed": "0"})
+    end = aggregator.first_end("run7-a1b2")
+    assert end is not None
+    assert end.signal == "SIGKILL"
 
 
 def test_load_of_one_rank_alone_misses_nobody() -> None:

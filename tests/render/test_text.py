@@ -20,7 +20,7 @@ from ckpt_sentry.audit.report import (
 from ckpt_sentry.collector.aggregate import Aggregate
 from ckpt_sentry.render import cells, text
 from ckpt_sentry.render.page import ASCII
-from tests.collector.jobs import exited, failing, finished, killed, over, seen, stalled, started, told
+from tests.collector.jobs import exited, failing, finished, killed, over, seen, stalled, started, stopped, told
 
 SIZE = LoadError(
     "ValueError",
@@ -103,7 +103,7 @@ def test_the_same_in_ascii() -> None:
 
 
 def test_block_of_a_killed_rank() -> None:
-    one = seen(*map(started, range(4)), told(0), told(2), killed(1, "SIGKILL"), killed(3, "SIGTERM"), over(ok=False))
+    one = seen(*map(started, range(4)), told(0), told(2), killed(1, "SIGKILL"), stopped(3), over(ok=False))
     assert (
         block(one)
         == """\
@@ -307,7 +307,7 @@ def test_a_rename_is_the_cause_of_missing_keys_whatever_their_levels() -> None:
 
 def test_nobody_is_called_first_where_all_waited_for_one() -> None:
     begin = [started(rank) for rank in (0, 2, 3)]
-    one = seen(*begin, told(0), told(2), told(3), exited(0, 1), killed(1, "SIGTERM"), over(ok=False))
+    one = seen(*begin, told(0), told(2), told(3), exited(0, 1), stopped(1), over(ok=False))
     assert block(one).splitlines()[:3] == [
         "ckpt_sentry ✗ dcp.load failed on 3 of 4 ranks after 4.0 s · while planning",
         "  checkpoint  /data/run7/step-1200 · DCP · step 1200 (folder name)",
@@ -318,7 +318,7 @@ def test_nobody_is_called_first_where_all_waited_for_one() -> None:
 def test_ranks_that_the_launcher_stopped_are_named_once() -> None:
     error = LoadError("OSError", "[Errno 5] Input/output error", "read")
     own = finished(1, verdict="failed", error=error)
-    ends = [exited(1, 1), *(killed(rank, "SIGTERM") for rank in (0, 2, 3))]
+    ends = [exited(1, 1), *(stopped(rank) for rank in (0, 2, 3))]
     one = seen(*map(started, range(4)), failing(1, error), own, *ends, over(ok=False))
     assert block(one).splitlines()[2:4] == [
         "  cause       OSError: [Errno 5] Input/output error (rank 1 alone)",

@@ -1,0 +1,180 @@
+"""
+Loads that last too long: where each rank stands, with the Python stack of its thread.
+
+Under a launcher it is the launcher that notices, since it alone knows who never came; it asks all of its workers
+through their lifelines (`connect`). A process on its own has a timer for the time of each load (`Alarm`).
+
+A stack is read from another thread of the process, while the one in question may be blocked in native code: that takes
+the interpreter lock for a moment and nothing else. Only names of files, lines and functions are read.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from ckpt_sentry import config, identity, names
+from ckpt_sentry.guard import contained
+from ckpt_sentry.lifeline import Lifeline
+from ckpt_sentry.telemetry.channel import Channel
+from ckpt_sentry.telemetry.events import LoadStalled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import FrameType
+
+    from ckpt_sentry.audit.report import Identity
+
+MOST_FRAMES: Final = 40
+ANSWER_SECONDS: Final = 2.0
+"""What one answer may take until the launcher has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """
+    Where a load of this process is: its thread, its phase and when it came to it, in seconds since the epoch.
+    """
+
+    thread: int
+    phase: str
+    since: float
+
+
+_standings: dict[str, Standing] = {}
+_over: deque[str] = deque(maxlen=1024)
+
+
+def stand(load_id: str, phase: str) -> None:
+    """
+    The load of the calling thread has come to a phase.
+    """
+    _standings[load_id] = Standing(threading.get_ident(), phase, time.time())
+
+
+def leave(load_id: str) -> None:
+    """
+    The load has ended in this process.
+    """
+    if _standings.pop(load_id, None) is not None:
+        _over.append(load_id)
+
+
+def stalled(who: Identity, load_id: str, since: float) -> LoadStalled | None:
+    """
+    Where this process stands in a load: in a phase, or away from it since it began elsewhere. None if it is through.
+    """
+    standing = _standings.get(load_id)
+    if standing is None and load_id in _over:
+        return None
+    thread = threading.main_thread().ident if standing is None else standing.thread
+    return LoadStalled(
+        identity=who,
+        at=time.time(),
+        load_id=load_id,
+        phase=None if standing is None else standing.phase,
+        since=since if standing is None else standing.since,
+        stack=stack_of(thread),
+    )
+
+
+def stack_of(thread: int | None) -> str:
+    """
+    The Python frames of a thread, the outermost first, one a line; those of this package are left out.
+    """
+    frame = None if thread is None else sys._current_frames().get(thread)  # noqa: SLF001 - the documented way
+    rows: list[str] = []
+    while frame is not None and len(rows) < MOST_FRAMES:
+        if not _is_own(frame):
+            code = frame.f_code
+            rows.append(f'File "{code.co_filename}", line {frame.f_lineno}, in {code.co_name}')
+        frame = frame.f_back
+    return "\n".join(reversed(rows))
+
+
+def _is_own(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == names.SCOPE
+
+
+class Alarm:
+    """
+    Calls `ring(event)` once if a load of the calling thread lasts too long; its thread lives until then or `cancel`.
+    """
+
+    def __init__(self, who: Identity, load_id: str, seconds: float, ring: Callable[[LoadStalled], None]) -> None:
+        self._who, self._load_id, self._ring = who, load_id, ring
+        # What is longer than the platform can wait for never comes.
+        self._timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), self._expire)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def cancel(self) -> None:
+        """
+        The load has ended.
+        """
+        self._timer.cancel()
+
+    @contained("stall.expire")
+    def _expire(self) -> None:
+        event = stalled(self._who, self._load_id, time.time())
+        if event is not None:
+            self._ring(event)
+
+
+_lifeline: Lifeline | None = None
+_lifeline_pid = 0
+_connecting = threading.Lock()
+
+
+@contained("stall.connect")
+def connect() -> None:
+    """
+    Open the lifeline to the launcher, if there is one that listens and this process has none yet.
+    """
+    global _lifeline, _lifeline_pid  # noqa: PLW0603 - one for the process
+    settings = config.settings()
+    if settings.lifeline is None or settings.token is None:
+        return
+    with _connecting:
+        if _lifeline_pid == os.getpid():
+            return
+        _lifeline_pid = os.getpid()
+        try:
+            _lifeline = Lifeline(settings.lifeline, settings.token, identity.identity(), _answer)
+        except OSError:  # the launcher is gone, or was never of our time
+            _lifeline = None
+
+
+def _answer(question: Mapping[str, Any]) -> None:
+    """
+    Answer the launcher's question, `{"loads": {load id: when it began}}`, by events to its receiver.
+    """
+    settings = config.settings()
+    if settings.receiver is None:
+        return
+    who = identity.identity()
+    with Channel(settings.receiver, settings.token) as channel:
+        for load_id, since in dict(question["loads"]).items():
+            event = stalled(who, str(load_id), float(since))
+            if event is not None:
+                channel.send(event, ANSWER_SECONDS)
+
+
+def _after_fork_in_child() -> None:
+    """
+    The lifeline is the parent's: held by a child, it would hide the parent's end.
+    """
+    global _connecting  # noqa: PLW0603 - may have been held at the fork
+    _connecting = threading.Lock()
+    _standings.clear()
+    if _lifeline is not None:
+        _lifeline.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,91 @@
+"""
+Workers of a distributed job, apart from their loads: a lifeline once they have a process group, and last words.
+
+* `torch.distributed.distributed_c10d.init_process_group`: from there on others may wait for this rank.
+* `torch.multiprocessing.spawn._wrap` (spawn.py:78): what a spawned worker ends by never comes to the interpreter's top.
+* `torch.multiprocessing.spawn.ProcessContext.join` (spawn.py:112): the one place that knows how a spawned worker ended.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from ckpt_sentry import config, hooks, identity, lastwords, stall
+from ckpt_sentry.audit.report import Identity
+from ckpt_sentry.guard import around, contained
+from ckpt_sentry.targets.torchrun_workers import signal_name
+from ckpt_sentry.telemetry.events import RankEnded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+TARGET = "ranks"
+
+
+def instrument_group(module: ModuleType) -> None:
+    """
+    Patch `torch.distributed.distributed_c10d`.
+    """
+    lastwords.listen()
+    hooks.patch(module, "init_process_group", around(_watched, _grouped), target=TARGET)
+
+
+def instrument_spawn(module: ModuleType) -> None:
+    """
+    Patch `torch.multiprocessing.spawn`.
+    """
+    hooks.patch(module, "_wrap", around(_watched, _spawned_ended), target=TARGET)
+    hooks.patch(getattr(module, "ProcessContext", None), "join", around(_watched, _joined), target=TARGET)
+
+
+@contained("ranks.watched")
+def _watched(_: Callable[..., Any], args: tuple[Any, ...], __: dict[str, Any]) -> Any:
+    return args or True if config.settings().receiver is not None else None
+
+
+@contained("ranks.grouped")
+def _grouped(_: Any, error: BaseException | None) -> None:
+    if error is None:
+        stall.connect()
+
+
+@contained("ranks.spawned_ended")
+def _spawned_ended(_: Any, error: BaseException | None) -> None:
+    # torch turns an exception of the worker into SystemExit, in its `except` block.
+    cause = error.__context__ if isinstance(error, SystemExit) else error
+    if cause is not None and identity.identity().world_size > 1:
+        lastwords.say(cause)
+
+
+@contained("ranks.joined")
+def _joined(args: Any, error: BaseException | None) -> None:
+    """
+    A spawned worker has failed, `error.error_index`, and the others have been stopped.
+    """
+    first = getattr(error, "error_index", None)
+    if not isinstance(first, int):
+        return
+    context = args[0]
+    _tell(first, context.processes[first], stopped=False)
+    for index, process in enumerate(context.processes):
+        if index != first and process.exitcode:
+            _tell(index, process, stopped=process.sentinel in context.sentinels)
+
+
+def _tell(index: int, process: Any, *, stopped: bool) -> None:
+    """
+    How one spawned worker ended. Its rank is what it has called itself; to us it is known by its pid.
+    """
+    code = int(process.exitcode or 0)
+    who = identity.identity()
+    lastwords.tell(
+        RankEnded(
+            identity=Identity(run_id=who.run_id, rank=index, local_rank=index, node=who.node, pid=process.pid or 0),
+            at=time.time(),
+            how="exited" if code >= 0 else "stopped" if stopped else "killed",
+            exit_code=code if code >= 0 else None,
+            signal=signal_name(-code) if code < 0 else None,
+        )
+    )
