@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable, Mapping
 
 ROOT = Path(__file__).parents[2]
@@ -78,13 +79,15 @@ def port() -> int:
                 return number
 
 
-def get(url: str, body: bytes | None = None, **headers: str) -> tuple[int, bytes]:
+def get(
+    url: str, body: bytes | None = None, context: ssl.SSLContext | None = None, **headers: str
+) -> tuple[int, bytes]:
     """
     Status and body of a request; status 0 where nobody answers.
     """
     request = urllib.request.Request(url, body, {name.replace("_", "-"): text for name, text in headers.items()})
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=10, context=context) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         return error.code, error.read()
@@ -104,7 +107,7 @@ class Service:
     environ: Mapping[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> Service:
+    def __enter__(self):
         self.start()
         return self
 
@@ -131,14 +134,19 @@ class Service:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait()
 
-    def stop(self) -> None:
-        if self.process is None or self.process.poll() is not None:
-            return
-        self.process.terminate()
-        try:
-            self.process.wait(20)
-        except subprocess.TimeoutExpired:
-            self.kill()
+    def stop(self) -> int | None:
+        """
+        SIGTERM, and SIGKILL if that is not heeded; the exit code.
+        """
+        if self.process is None:
+            return None
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        return self.process.returncode
 
     def text(self) -> str:
         return self.log.read_text(errors="replace")

@@ -37,5 +37,5 @@ def main(scenarios: list[str], pause: float) -> None:
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    main(sys.argv[1].split(","), float(sys.argv[3]) if len(sys.argv) > 3 else 0.0)  # noqa: PLR2004
+    main(sys.argv[1].split(","), float(sys.argv[3]) if len(sys.argv) > 3 else 0.0)
     dist.destroy_process_group()
