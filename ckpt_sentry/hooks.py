@@ -70,6 +70,7 @@ WAITING = "waiting"
 
 TARGETS: list[tuple[str, str]] = [
     ("torch.distributed.checkpoint.utils", "ckpt_sentry.targets.dcp:instrument_utils"),
+    ("torch.distributed.checkpoint.utils", "ckpt_sentry.targets.dcp_local:instrument"),
     ("torch.distributed.checkpoint.state_dict_loader", "ckpt_sentry.targets.dcp:instrument_loader"),
     ("torch.distributed.checkpoint.format_utils", "ckpt_sentry.targets.dcp:instrument_format_utils"),
     ("torch.serialization", "ckpt_sentry.targets.torch_load:instrument_torch"),
@@ -79,6 +80,7 @@ TARGETS: list[tuple[str, str]] = [
     ("accelerate.utils.modeling", "ckpt_sentry.targets.accelerate:instrument_modeling"),
     ("accelerate.big_modeling", "ckpt_sentry.targets.accelerate:instrument_big_modeling"),
     ("accelerate.utils.fsdp_utils", "ckpt_sentry.targets.accelerate_fsdp:instrument"),
+    ("accelerate.checkpointing", "ckpt_sentry.targets.accelerator_state:instrument"),
     ("transformers.modeling_utils", "ckpt_sentry.targets.transformers:instrument"),
     ("torch.distributed.launcher.api", "ckpt_sentry.targets.torchrun:instrument"),
     ("torch.distributed.elastic.multiprocessing.api", "ckpt_sentry.targets.torchrun:instrument_processes"),
