@@ -22,7 +22,7 @@ from ckpt_sentry.collector.records import Records, place
 from ckpt_sentry.render import terminal
 from ckpt_sentry.render.cells import visible
 from ckpt_sentry.render.page import Segment
-from ckpt_sentry.telemetry import otlp_json
+from ckpt_sentry.telemetry import otel, otlp_json
 from ckpt_sentry.telemetry.events import LoadFailing, LoadFinished, LoadStalled, LoadStarted, RankEnded
 
 if TYPE_CHECKING:
@@ -108,11 +108,12 @@ class Speaker:
 
     def hear(self, event: Event) -> None:
         """
-        Take one event of this very process.
+        Take one event of this very process. Workers export what they know themselves; this they do not know.
         """
         with self._lock:
             self._records.append(otlp_json.encode((event,)))
             self._note(event)
+        otel.event(event)
 
     def remember(self, event: Event) -> None:
         """

@@ -80,6 +80,17 @@ def test_the_collectors_records_make_the_report_of_the_launcher(fleet: Fleet) ->
 
 
 @pytest.mark.slow
+def test_a_killed_rank_is_in_the_collectors_report_as_in_the_launchers(tmp_path: Path) -> None:
+    with Collector(tmp_path, "collector", BASE) as collector:
+        outcome = run_loads("killed", tmp_path, collector.endpoint)
+        (own,) = outcome.loads()
+
+        assert own["error"]["first_rank"] == 2
+        assert {one["code"]: one["ranks"] for one in own["findings"]}["rank_killed"] == "2"
+        eventually(lambda: collector.records.exists() and reports(collector.records.parent) == [own], every=1)
+
+
+@pytest.mark.slow
 def test_every_bad_trace_is_kept_with_all_ranks_below_one_root(fleet: Fleet) -> None:
     bad = {load["load_id"] for load in fleet.outcome.loads() if load["verdict"] != "ok"}
 
