@@ -75,6 +75,7 @@ TARGETS: list[tuple[str, str]] = [
     ("torch.distributed.checkpoint.format_utils", "ckpt_sentry.targets.dcp:instrument_format_utils"),
     ("torch.serialization", "ckpt_sentry.targets.torch_load:instrument_torch"),
     ("safetensors.torch", "ckpt_sentry.targets.torch_load:instrument_safetensors"),
+    ("safetensors.torch", "ckpt_sentry.targets.module:instrument_safetensors"),
     ("torch.nn.modules.module", "ckpt_sentry.targets.module:instrument"),
     ("torch.distributed.checkpoint.state_dict", "ckpt_sentry.targets.module:instrument_state_dict"),
     ("accelerate.utils.modeling", "ckpt_sentry.targets.accelerate:instrument_modeling"),

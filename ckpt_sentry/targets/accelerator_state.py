@@ -71,6 +71,7 @@ class _State:
     wanted: Wanted
     is_strict: bool
     parts: list[_Part] = field(default_factory=list)
+    aligned: list[Finding] = field(default_factory=list)
     filled: int = 0
     """How many models have been filled."""
     read: list[str] = field(default_factory=list)
@@ -153,6 +154,8 @@ def _filled(load: Load, call: Call) -> None:
             found = module_judge.judged(call.module, call.state_dict, call.lists)
             state.parts[number] = replace(state.parts[number], examination=found.examination, wanted=found.wanted)
             state.filled = number + 1
+            if call.aligned is not None:
+                state.aligned.append(call.aligned)
 
 
 @contained("accelerator_state.end")
@@ -197,7 +200,7 @@ def _note(load: Load, state: _State) -> None:
     """
     The facts of the model that gets least; of several models the coverage of each, under its name.
     """
-    findings = tuple(accelerator_files.findings(state.wanted))
+    findings = (*state.aligned, *accelerator_files.findings(state.wanted))
     several = len(state.parts) > 1
     if several:
         text = "; ".join(map(_said, state.parts))

@@ -36,6 +36,7 @@ class Entry(NamedTuple):
 
 
 MODULE: Final = Entry("Module.load_state_dict", ("self", "state_dict", "strict", "assign"), fills_gaps=False)
+FILE: Final = Entry("safetensors.torch.load_model", ("model", "filename", "strict"), fills_gaps=False)
 MODEL: Final = Entry("set_model_state_dict", ("model", "model_state_dict"), fills_gaps=True)
 
 
@@ -54,6 +55,13 @@ def instrument_state_dict(module: ModuleType) -> None:
     only here are the dict's own keys to be seen.
     """
     hooks.patch(module, "set_model_state_dict", _wrapper(MODEL), target=TARGET)
+
+
+def instrument_safetensors(module: ModuleType) -> None:
+    """
+    Patch `safetensors.torch.load_model`: it always asks for `strict=False`, and refuses afterwards by itself.
+    """
+    hooks.patch(module, "load_model", _file_loader, target=TARGET)
 
 
 @contained("module.calls")
@@ -100,3 +108,22 @@ def _wrapper(entry: Entry) -> Callable[[Callable[..., Any], Patch], Callable[...
         return load_state_dict
 
     return wrap
+
+
+def _file_loader(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+    find = _calls
+
+    @functools.wraps(original)
+    def load_model(*args: Any, **kwargs: Any) -> Any:
+        calls = find() if patch.active else None
+        if calls is None or (box := calls.enter_file(args, kwargs)) is None:
+            return original(*args, **kwargs)
+        try:
+            result = original(*args, **kwargs)
+        except BaseException as error:
+            calls.end_file(box, error)
+            raise
+        calls.end_file(box, None)
+        return result
+
+    return load_model

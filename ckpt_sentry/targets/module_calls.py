@@ -22,6 +22,7 @@ from ckpt_sentry.guard import contained
 from ckpt_sentry.render.note import note
 from ckpt_sentry.targets import accelerate_text, module_judge, provenance, torch_load
 from ckpt_sentry.targets.dcp_errors import attach, describe
+from ckpt_sentry.targets.module import FILE
 from ckpt_sentry.targets.module_judge import Lists
 from ckpt_sentry.unify import align
 
@@ -42,6 +43,7 @@ OBSERVER: Final = "module_observer"
 
 _TORCH_TEXT: Final = "Error(s) in loading state_dict for"
 _inside: ContextVar[bool] = ContextVar("ckpt_sentry_module", default=False)
+_file: ContextVar[File | None] = ContextVar("ckpt_sentry_file", default=None)
 
 
 class _Kinds:
@@ -109,7 +111,8 @@ def enter(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call |
     if _inside.get():
         return None
     outer = loads.current()
-    observer = None if outer is None else outer.notes.get(OBSERVER)
+    file = _file.get()
+    observer = outer.notes.get(OBSERVER) if outer is not None else file.take if file is not None else None
     if outer is not None and observer is None:
         return None
     given = dict(zip(entry.parameters, args, strict=False), **kwargs)
@@ -186,10 +189,58 @@ def end(call: Call, result: Any, error: BaseException | None) -> None:
         return
     if call.observer is not None:
         call.observer(call)
-    elif error is not None:
-        _refused(call, call.lists, error)
-    elif call.lists.missing or call.lists.unexpected:
-        _partial(call, call.lists)
+    else:
+        _say(call, call.lists, error)
+
+
+@dataclass(slots=True)
+class File:
+    """
+    A strict call of `safetensors.torch.load_model`, and the call of `load_state_dict` within.
+    """
+
+    token: Token[File | None] | None = None
+    call: Call | None = None
+
+    def take(self, call: Call) -> None:
+        self.call = call
+
+
+@contained("module.enter_file")
+def enter_file(args: tuple[Any, ...], kwargs: dict[str, Any]) -> File | None:
+    """
+    Begin to watch a strict call of `load_model`; one that is not strict is what `load_state_dict` says within.
+    """
+    given = dict(zip(FILE.parameters, args, strict=False), **kwargs)
+    if loads.current() is not None or _inside.get() or not given.get("strict", True):
+        return None
+    file = File()
+    file.token = _file.set(file)
+    return file
+
+
+@contained("module.end_file")
+def end_file(file: File, error: BaseException | None) -> None:
+    """
+    Say how the call ended: as a strict one, whatever it asked of `load_state_dict`.
+    """
+    if file.token is not None:
+        _file.reset(file.token)
+    call = file.call
+    if call is None or call.lists is None:
+        return
+    call.entry, call.is_strict = FILE, True
+    if error is None:
+        _say(call, call.lists, None)
+    elif isinstance(error, RuntimeError) and str(error).startswith(_TORCH_TEXT):
+        _say(call, call.lists, error)
+
+
+def _say(call: Call, lists: Lists, error: BaseException | None) -> None:
+    if error is not None:
+        _refused(call, lists, error)
+    elif lists.missing or lists.unexpected:
+        _partial(call, lists)
     else:
         _whole(call)
 

@@ -17,7 +17,7 @@ from ckpt_sentry.audit.inventory import Entry, Inventory
 from ckpt_sentry.audit.policy import Policy
 from ckpt_sentry.audit.report import CheckpointSummary, Finding, Proof
 from ckpt_sentry.audit.verdict import verdict
-from ckpt_sentry.checkpoints import state_file
+from ckpt_sentry.checkpoints import folder, state_file
 from ckpt_sentry.checkpoints.paths import mask
 from ckpt_sentry.checkpoints.step import find_step
 from ckpt_sentry.errors import LowCoverageError
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ckpt_sentry.loads import Load
 
 _NO_ENTRY: Final = Entry(None, None)
-_ABSENCES: Final = frozenset({"missing_keys", "block_lost", "kind_lost"})
+_ABSENCES: Final = frozenset({"shape_mismatch", "block_lost", "kind_lost"})
 _NUMBER: Final = re.compile(r"(?:^|\.)[0-9]+(?=\.|$)")
 _KINDS: Final = (".safetensors", ".bin", ".pt", ".pth")
 _SHOWN: Final = 3
@@ -46,6 +46,7 @@ def begin(model_class: Any, name: Any) -> Load | None:
     path = None if name is None else mask(os.fspath(name))
     load = loads.begin("transformers", f"{model_class.__name__}.from_pretrained", path)
     if load is not None and path is not None and os.path.isdir(os.fspath(name)):
+        load.notes["folder"] = os.fspath(name)
         step = find_step(name)
         load.facts = replace(load.facts, step=step.value if step else None, step_source=step.source if step else None)
     return load
@@ -87,10 +88,12 @@ def note_info(load: Load, model: Any, load_config: Any, info: Any) -> None:
     ).examined(examination)
     load.notes["missing"] = examination.difference.missing
     load.notes["wanted"] = model_side
-    if examination.difference.missing and _is_new_head(model, wanted, examination.difference.missing):
-        _welcome(load, examination.difference.missing)
-    _explain_mismatch(load, load_config)
-    _prove(load, model, load_config, missing | mismatched.keys())
+    missing = set(examination.difference.missing)
+    if getattr(load_config, "ignore_mismatched_sizes", False):
+        missing |= mismatched.keys()
+    if missing and _is_new_head(model, wanted, missing):
+        _welcome(load, missing)
+    _prove(load, model, load_config, {*info.missing_keys, *mismatched})
 
 
 def conclude(load: Load, error: BaseException | None) -> None:
@@ -130,6 +133,9 @@ def _failed(load: Load, error: BaseException) -> None:
     described = describe(error, load.phase)
     if not isinstance(error, INTERRUPTS):
         found = [finding for file in _state_files(load) for finding in file.findings if finding.level == "error"]
+        if not found and load.phase == "setup" and load.notes.get("folder"):
+            # No file was chosen: say what lies there instead.
+            found = [finding for finding in folder.choose(load.notes["folder"]).findings if finding.level == "error"]
         if found:
             load.facts = load.facts.with_findings(found[:_SHOWN])
         elif not any(finding.level == "error" for finding in load.facts.findings):
@@ -224,28 +230,13 @@ def _welcome(load: Load, missing: Collection[str]) -> None:
     Say of a new head what it is, in one line of information.
     """
     listed = ", ".join(fold.text for fold in list(folds(missing))[:_SHOWN])
-    text = f"New in this model, and to be trained: {listed} ({len(missing):,} keys are not in the checkpoint)."
+    text = f"New in this model, and to be trained: {listed} ({len(missing):,} keys are not the checkpoint's)."
     rest = [
-        replace(finding, level="info") if finding.code in _ABSENCES and finding.code != "missing_keys" else finding
+        replace(finding, level="info", next=None) if finding.code in _ABSENCES else finding
         for finding in load.facts.findings
         if finding.code != "missing_keys"
     ]
     load.facts = replace(load.facts, findings=(Finding("missing_keys", "info", text), *rest))
-
-
-def _explain_mismatch(load: Load, load_config: Any) -> None:
-    """
-    Other shapes that the caller has asked to leave out are no error.
-    """
-    if not getattr(load_config, "ignore_mismatched_sizes", False):
-        return
-    load.facts = replace(
-        load.facts,
-        findings=tuple(
-            replace(finding, level="warning", next=None) if finding.code == "shape_mismatch" else finding
-            for finding in load.facts.findings
-        ),
-    )
 
 
 def _prove(load: Load, model: Any, load_config: Any, lost: Collection[str]) -> None:
@@ -259,7 +250,6 @@ def _prove(load: Load, model: Any, load_config: Any, lost: Collection[str]) -> N
     claims = [
         proof.Claim(key, (slots[key],)) for key in load.notes["wanted"].entries if key in slots and key not in lost
     ]
-    load.enter("prove")
     outcome = proof.prove(proof.Holder(model), claims, depth)
     load.facts = replace(load.facts, proof=Proof(len(outcome.checked), key_list(outcome.differing)))
     if outcome.differing:
