@@ -145,16 +145,24 @@ class Load:
             )
         )
 
-    def enter(self, phase: str) -> None:
+    def enter(self, phase: str, findings: tuple[Finding, ...] = ()) -> None:
         """
         Go over to the next phase; the one before is closed with the seconds it took.
+
+        Args:
+            findings: what is to be said now already: the load may hang in this phase.
         """
         if phase == self._phase:
             return
         self._close_phase()
         self._phase = phase
         stall.stand(self.load_id, phase)
-        self._outlets.event(PhaseEntered(identity=self.identity, at=self._now(), load_id=self.load_id, phase=phase))
+        self.facts = self.facts.with_findings(findings)
+        self._outlets.event(
+            PhaseEntered(
+                identity=self.identity, at=self._now(), load_id=self.load_id, phase=phase, findings=tuple(findings)
+            )
+        )
 
     def failing(self, error: LoadError) -> None:
         """

@@ -212,7 +212,9 @@ class LoadReport:
     bytes_read: int = 0
     error: LoadError | None = None
     key_digest: str | None = None
-    """A digest of the keys this rank asked for: ranks with the same digest asked for the same keys."""
+    """
+    A digest of the keys this rank asked for: of those at the top, "/", of all; the second part once they are known.
+    """
     schema: str = SCHEMA
 
     @property

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from ckpt_sentry.audit import ranks
 from ckpt_sentry.audit.peers import is_refusal
-from ckpt_sentry.audit.report import Level
+from ckpt_sentry.audit.report import Finding, Level
 from ckpt_sentry.collector.ends import Cause, Story
 from ckpt_sentry.collector.groups import LoadState, Saying, anonymous, finding_key
 from ckpt_sentry.collector.summary import LEVELS, RankFinding
@@ -39,7 +39,7 @@ def collect(state: LoadState, story: Story, groups: list[Saying], first: Cause |
     """
     All findings of a load, sorted: by level, what the first failing rank says before others, causes before effects.
     """
-    found = [*merged(groups), *story.findings(), *divergence(state, groups)]
+    found = [*merged(_sayings(state, groups)), *story.findings(), *divergence(state, groups)]
     found += _unexplained(state, found)
     lead = first.rank if first else None
 
@@ -61,18 +61,36 @@ def _members(found: RankFinding) -> frozenset[int]:
     return frozenset(ranks.parse(found.ranks))
 
 
-def merged(groups: list[Saying]) -> list[RankFinding]:
+class _Said(NamedTuple):
+    """
+    Findings that some ranks share; `rank` is the one whose words they are in.
+    """
+
+    rank: int
+    findings: tuple[Finding, ...]
+    ranks: set[int]
+
+
+def _sayings(state: LoadState, groups: list[Saying]) -> list[_Said]:
+    """
+    What ranks found: in their reports, and before their reports, where none has come.
+    """
+    early = (_Said(rank, found, {rank}) for rank, found in sorted(state.early.items()) if rank not in state.finished)
+    return [*(_Said(one.report.identity.rank, one.report.findings, one.ranks) for one in groups), *early]
+
+
+def merged(sayings: list[_Said]) -> list[RankFinding]:
     """
     The ranks' own findings, each once with the ranks that have it.
     """
     rows: dict[tuple[str, str], tuple[list[Level], set[int], str, str | None]] = {}
-    for group in groups:
-        for one in group.report.findings:
-            key = one.code, finding_key(one, group.report.identity.rank)
+    for said in sayings:
+        for one in said.findings:
+            key = one.code, finding_key(one, said.rank)
             levels, members, _, _ = rows.setdefault(key, ([], set(), one.text, one.next))
             levels.append(one.level)
-            members |= group.ranks
-    everyone = set[int]().union(*(group.ranks for group in groups))
+            members |= said.ranks
+    everyone = set[int]().union(*(said.ranks for said in sayings))
     return [
         RankFinding(
             code,
@@ -129,11 +147,14 @@ def _differ(code: str, what: str, rows: dict[str, list[int]], step: str | None) 
 def _key_sets(groups: list[Saying]) -> list[RankFinding]:
     digests: dict[str, set[int]] = defaultdict(set)
     sizes: dict[str, int] = {}
+    planned = all("/" in one.report.key_digest for one in groups if one.report.key_digest is not None)
     for one in groups:
-        if one.report.key_digest is not None:
-            digests[one.report.key_digest] |= one.ranks
+        if (digest := one.report.key_digest) is not None:
+            # Ranks that did not come to planning only know their top-level keys: then these are compared.
+            digest = digest if planned else digest.partition("/")[0]
+            digests[digest] |= one.ranks
             if one.report.model is not None:
-                sizes[one.report.key_digest] = one.report.model.keys
+                sizes[digest] = one.report.model.keys
     if len(digests) < 2:  # noqa: PLR2004
         return []
     rows = sorted(digests.items(), key=lambda row: (-len(row[1]), min(row[1])))
@@ -148,6 +169,10 @@ def _asks(members: set[int], keys: int | None) -> str:
     return f"{_named(members)} for {keys:,}" if keys is not None else _named(members)
 
 
+_TOLD: Final = frozenset({"peer_failed", "storage_error"})
+"""Findings that say whose error it was, or what the exception says as well, but not why."""
+
+
 def _unexplained(state: LoadState, found: list[RankFinding]) -> list[RankFinding]:
     """
     A `rank_raised` for ranks whose own error no finding of theirs explains, or whose report never came.
@@ -156,7 +181,7 @@ def _unexplained(state: LoadState, found: list[RankFinding]) -> list[RankFinding
     """
     explained = set[int]()
     for one in found:
-        if one.level == "error" and one.code != "peer_failed":
+        if one.level == "error" and one.code not in _TOLD:
             explained |= _members(one)
     explained |= {rank for rank, failure in state.failures.items() if is_refusal(failure.error)}
     own = {rank: failure for rank, failure in state.failures.items() if failure.own and rank not in explained}

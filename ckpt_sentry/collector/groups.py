@@ -118,6 +118,8 @@ class LoadState:
     """Ranks that have come to the load, with the last phase they entered."""
     failures: dict[int, Failure] = field(default_factory=dict)
     stalls: dict[int, Stall] = field(default_factory=dict)
+    early: dict[int, tuple[Finding, ...]] = field(default_factory=dict)
+    """What ranks have found before the end, for those that will not come to it."""
     finished: dict[int, Saying] = field(default_factory=dict)
     times: dict[int, tuple[float, float, int]] = field(default_factory=dict)
     phase_seconds: dict[str, dict[int, float]] = field(default_factory=dict)
@@ -173,6 +175,8 @@ class LoadState:
         if isinstance(event, LoadStarted):
             self._started(rank, event)
         elif isinstance(event, PhaseEntered):
+            if event.findings and len(self.early) < MAX_GROUPS:
+                self.early[rank] = event.findings
             if event.at >= self._phase_at.get(rank, 0.0):
                 self._phase_at[rank] = event.at
                 self.phases[rank] = self._share(event.phase)

@@ -213,6 +213,7 @@ def _reasons(page: Page, one: Aggregate, rows: int) -> None:
     The cause, what else there is, and the exception itself where no finding has quoted it.
     """
     found = [finding for finding in one.findings if finding.code != "peer_failed"]
+    found = [finding for finding in found if finding is found[0] or not _is_raised(one, finding)]
     for place, finding in enumerate(found[:_CAUSES]):
         label = "also" if place == (found[0].level != "info") else "" if place else "cause"
         _finding(page, one, finding, label, rows)
@@ -222,6 +223,13 @@ def _reasons(page: Page, one: Aggregate, rows: int) -> None:
         _raised(page, one, None)
     if len(found) > _CAUSES:
         page.row(f"{page.glyphs.more} {words.count(len(found) - _CAUSES, 'more finding')}", "quiet")
+
+
+def _is_raised(one: Aggregate, found: RankFinding) -> bool:
+    """
+    Whether a finding only quotes the exception, which is said below the cause.
+    """
+    return found.code == "rank_raised" and one.error is not None and one.error.message in found.text
 
 
 def _finding(page: Page, one: Aggregate, found: RankFinding, label: str, rows: int) -> None:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 MOST_STORAGE_ITEMS = 200_000
 """Above this many stored chunks (a checkpoint of thousands of ranks) files are not counted: it would cost seconds."""
 
+MOST_TOP_KEYS = 1_000
+"""Above this many keys a state dict is flat, and its keys are digested when they are compared anyway."""
+
 _TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -56,6 +59,9 @@ def note_arguments(load: Load, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     reader = _reader_of(args, kwargs)
     if reader is not None:
         load.notes["reader"] = reader
+    state_dict = kwargs.get("state_dict", args[0] if args else None)
+    if load.facts.key_digest is None and isinstance(state_dict, dict) and len(state_dict) <= MOST_TOP_KEYS:
+        load.facts = replace(load.facts, key_digest=_digest(map(str, state_dict)))
     path = raw_path(args, kwargs)
     if path is None or "path" in load.notes:
         return
@@ -105,7 +111,7 @@ def note_plan(load: Load, plan: Any) -> None:
         checkpoint=_summary(checkpoint, metadata),
         model=ModelSummary(*_totals(model.entries.values())),
         bytes_read=bytes_read,
-        key_digest=_digest(model.entries),
+        key_digest=f"{(load.facts.key_digest or '').partition('/')[0]}/{_digest(model.entries)}",
     ).examined(examination)
     load.notes["partial"] = bool(getattr(planner, "allow_partial_load", False))
 

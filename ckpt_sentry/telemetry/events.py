@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from ckpt_sentry import names
-from ckpt_sentry.audit.report import Framework, Identity, LoadError, LoadReport
+from ckpt_sentry.audit.report import Finding, Framework, Identity, LoadError, LoadReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +41,8 @@ class PhaseEntered:
     at: float
     load_id: str
     phase: str
+    findings: tuple[Finding, ...] = ()
+    """What is known already and worth a word, should the load never end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

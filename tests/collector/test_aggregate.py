@@ -278,8 +278,8 @@ def test_files_of_their_own_are_no_divergence_for_plain_torch_loads() -> None:
 
 
 def test_different_keys_are_information() -> None:
-    few = {"key_digest": "b", "model": ModelSummary(4, 4, 16)}
-    many = {"key_digest": "a", "model": ModelSummary(8, 8, 32)}
+    few = {"key_digest": "b/b", "model": ModelSummary(4, 4, 16)}
+    many = {"key_digest": "a/a", "model": ModelSummary(8, 8, 32)}
     one = seen(*(finished(rank, **(few if rank == 1 else many)) for rank in range(4)))
     assert one.verdict == "ok"
     assert [(found.code, found.level, found.ranks) for found in one.findings] == [("key_sets_differ", "info", "1")]
