@@ -25,7 +25,7 @@ from ckpt_sentry.audit.peers import is_loss
 from ckpt_sentry.audit.report import LoadError, LoadReport
 from ckpt_sentry.checkpoints.paths import mask_text
 from ckpt_sentry.guard import contained
-from ckpt_sentry.render.note import note
+from ckpt_sentry.render.note import sentence
 from ckpt_sentry.telemetry.channel import Channel
 from ckpt_sentry.telemetry.events import RankEnded
 
@@ -71,7 +71,7 @@ def say(exc: BaseException) -> None:
     report = report if isinstance(report, LoadReport) else None
     error = (report.error if report else None) or _described(exc)
     if not is_loss(error):
-        _fill_error_file(error, note(report) if report else "".join(traceback.format_exception(exc)))
+        _fill_error_file(error, sentence(report) if report else "".join(traceback.format_exception(exc)))
     tell(RankEnded(identity=identity.identity(), at=time.time(), how="raised", error=error))
 
 

@@ -14,6 +14,16 @@ if TYPE_CHECKING:
 _ORDER = {"error": 0, "warning": 1, "info": 2}
 
 
+def sentence(report: LoadReport) -> str:
+    """
+    The same in one line: which load, and why.
+    """
+    step = "" if report.step is None else f" of step {report.step}"
+    findings = sorted(report.findings, key=lambda finding: _ORDER[finding.level])
+    why = findings[0].text.splitlines()[0] if findings else report.error.type if report.error else report.verdict
+    return visible(f"ckpt_sentry: {report.entry_point}{step}: {why}")
+
+
 def note(report: LoadReport) -> str:
     """
     Where (rank, step, path), why (the weightiest finding), and what to do next.
