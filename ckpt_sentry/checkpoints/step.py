@@ -51,7 +51,7 @@ _NO_STEP: Final = re.compile(r"(?:checkpoint|epoch)_?[0-9]+\Z|epoch[-=][0-9]+\Z|
 _TRAINER_PART: Final = re.compile(r"(?:pytorch_model|optimizer)(?:_fsdp)?_[0-9]+\Z")
 """The folders in which the Trainer keeps FSDP's shards, in the folder that has `trainer_state.json`."""
 
-_STEP_KEYS: Final = (
+STEP_KEYS: Final = (
     "train_state.step",
     "trainer.global_step",
     "trainer_state.global_step",
@@ -142,7 +142,7 @@ def peek_step(path: str | os.PathLike[str], metadata: DcpMetadata) -> Step | Non
     None as well where two such keys disagree. Never raises.
     """
     found: dict[str, int] = {}
-    for key in _STEP_KEYS:
+    for key in STEP_KEYS:
         stored = _only_place(metadata, key)
         value = None if stored is None else _as_step(_peek(os.fspath(path), stored))
         if value is not None:

@@ -8,7 +8,7 @@ What is patched, and why there (torch 2.13.0, `torch/distributed/checkpoint/`):
 * `utils._DistWrapper.reduce_scatter` and `all_gather` (utils.py:178, 262): the phases. What the planner, the plan and
   the metadata say is read from the closure of the step that torch passes in; no collective is added.
 * `utils._wrap_exception` (api.py:10): runs on the failing rank alone, before its exception crosses to the others.
-* `api.CheckpointException.__str__`: identical failures of many ranks are printed once.
+* `api.CheckpointException.__str__` and `__reduce__`: identical failures of many ranks are printed and sent once.
 
 A load that goes well costs one pass over the keys. Exceptions stay the objects they are.
 """
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_sentry import hooks, loads
 from ckpt_sentry.guard import around, contained
-from ckpt_sentry.targets import dcp_errors, dcp_facts, dcp_text
+from ckpt_sentry.targets import dcp_errors, dcp_facts, dcp_portable, dcp_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +42,9 @@ def instrument_utils(module: ModuleType) -> None:
     wrapper = getattr(module, "_DistWrapper", None)
     hooks.patch(wrapper, "reduce_scatter", _collective, target=TARGET)
     hooks.patch(wrapper, "all_gather", _collective, target=TARGET)
-    hooks.patch(getattr(module, "CheckpointException", None), "__str__", dcp_text.readable, target=TARGET)
+    exception = getattr(module, "CheckpointException", None)
+    hooks.patch(exception, "__str__", dcp_text.readable, target=TARGET)
+    hooks.patch(exception, "__reduce__", dcp_portable.reducing, target=TARGET)
 
 
 def instrument_loader(module: ModuleType) -> None:
@@ -85,7 +87,6 @@ def _observed(load: Load, step: str, map_fun: Callable[[], Any]) -> Callable[[],
 
     Wrapped without touching its name or closure: other code reads both.
     """
-
     planned, read = _planned, _read
 
     @functools.wraps(map_fun)
@@ -143,7 +144,7 @@ def _raised(load: Load, exc: BaseException) -> None:
 
 @contained("dcp.portable")
 def _portable(exc: BaseException) -> BaseException | None:
-    return dcp_errors.portable(exc)
+    return dcp_portable.portable(exc)
 
 
 def _collective(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:

@@ -7,18 +7,20 @@ The exception object, its type and its `args` are never changed. Notes and one a
 
 from __future__ import annotations
 
-import builtins
-import pickle
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ckpt_sentry import config
 from ckpt_sentry.audit import peers
-from ckpt_sentry.audit.report import Finding, LoadError
+from ckpt_sentry.audit.findings import percent
+from ckpt_sentry.audit.policy import Policy
+from ckpt_sentry.audit.report import Finding, LoadError, Verdict
 from ckpt_sentry.audit.verdict import verdict
 from ckpt_sentry.checkpoints import dcp as files
 from ckpt_sentry.checkpoints.paths import mask_text
+from ckpt_sentry.errors import LowCoverageError
 from ckpt_sentry.render.note import note
-from ckpt_sentry.targets import dcp_facts
+from ckpt_sentry.targets import dcp_facts, dcp_keys, dcp_portable
 
 if TYPE_CHECKING:
     from ckpt_sentry.loads import Load
@@ -38,7 +40,7 @@ def describe(exc: BaseException, phase: str | None) -> LoadError:
     """
     kind = type(exc)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return LoadError(name, mask_text(_text(exc))[:LONGEST_MESSAGE], phase)
+    return LoadError(name, mask_text(dcp_portable.text_of(exc))[:LONGEST_MESSAGE], phase)
 
 
 def note_own(load: Load, exc: BaseException) -> None:
@@ -47,10 +49,11 @@ def note_own(load: Load, exc: BaseException) -> None:
     """
     if load.error is not None:
         return
-    error = describe(exc, load.phase)
     if isinstance(exc, INTERRUPTS):
-        load.failing(error)
+        load.failing(describe(exc, load.phase))
         return
+    dcp_portable.tell(exc)
+    error = describe(exc, load.phase)
     if load.facts.coverage is None:
         dcp_facts.note_plan(load, None)
     _explain(load, exc, error)
@@ -60,14 +63,62 @@ def note_own(load: Load, exc: BaseException) -> None:
 def conclude(load: Load, exc: BaseException | None) -> None:
     """
     Finish the load with its report; where it failed, attach the report to the exception.
+
+    :raises LowCoverageError: it returned, but not with what the settings ask for.
     """
-    error: LoadError | None = None
-    if exc is not None:
-        error = _whose(load, exc)
-    judged = verdict(error=error, coverage=load.facts.coverage, findings=load.facts.findings)
-    report = load.finish(judged, error)
-    if exc is not None and not isinstance(exc, INTERRUPTS):
+    if exc is None:
+        _returned(load)
+        return
+    error = _whose(load, exc)
+    report = load.finish(_judged(load, error), error)
+    if not isinstance(exc, INTERRUPTS):
         attach(exc, note(report), report)
+
+
+def _returned(load: Load) -> None:
+    """
+    The load came back: look at what it left behind, and refuse that where the settings say so.
+    """
+    dcp_facts.look_after(load)
+    judged = _judged(load, None)
+    if not _is_refused(load, judged):
+        load.finish(judged, None)
+        return
+    refusal = LowCoverageError(_refused(load, judged))
+    error = describe(refusal, load.phase)
+    load.failing(error)
+    report = load.finish("failed", error)
+    attach(refusal, note(report), report)
+    raise refusal
+
+
+def _is_refused(load: Load, judged: Verdict) -> bool:
+    """
+    DCP itself raises for a missing key, so a part was asked for, if not in words then by a planner: only the mode
+    "strict" refuses it. Nothing at all is another matter.
+    """
+    mode = config.settings().mode
+    if judged == "wrong_values":
+        return mode == "strict"
+    coverage = load.facts.coverage
+    if load.notes.get("nothing") and not load.notes.get("partial"):
+        return Policy(mode=mode).refusal(coverage) is not None
+    return Policy(mode=mode, tolerated=True).refusal(coverage) is not None
+
+
+def _judged(load: Load, error: LoadError | None) -> Verdict:
+    return verdict(error=error, coverage=load.facts.coverage, findings=load.facts.findings)
+
+
+def _refused(load: Load, judged: Verdict) -> str:
+    facts = load.facts
+    worst = next((one.text for one in facts.findings if one.level != "info"), "")
+    part = "" if facts.coverage is None else f" {percent(facts.coverage.judged)} of what was asked for was loaded."
+    step = "" if facts.step is None else f", step {facts.step}"
+    what = "wrong values" if judged == "wrong_values" else "a partial load"
+    return (
+        f"{load.entry_point} refused, {what}: {facts.path or 'no path'}{step}, rank {load.identity.rank}.{part} {worst}"
+    )
 
 
 def attach(exc: BaseException, text: str, report: Any) -> None:
@@ -79,37 +130,6 @@ def attach(exc: BaseException, text: str, report: Any) -> None:
     exc.ckpt_sentry = report  # type: ignore[attr-defined]
     if hasattr(exc, "add_note"):
         exc.add_note(text)
-
-
-def portable(exc: BaseException) -> BaseException:
-    """
-    The same exception where it survives the way to the other ranks; else the nearest built-in one with its text.
-
-    torch gathers failures by pickle (utils.py:199): one that cannot be rebuilt would replace the cause by
-    "Can't pickle local object" or "__init__() missing …" on every rank.
-    """
-    try:
-        pickle.loads(pickle.dumps(exc))  # noqa: S301 - bytes of our own making
-    except Exception:  # noqa: BLE001 - whatever the class of the host raises
-        bases = (c for c in type(exc).__mro__ if c.__module__ == "builtins")
-        nearest = next((c for c in bases if c not in (BaseException, Exception, object)), RuntimeError)
-        name = f"{type(exc).__module__}.{type(exc).__qualname__}"
-        return _build(nearest, f"{name}: {_text(exc)}").with_traceback(exc.__traceback__)
-    return exc
-
-
-def _build(kind: type[BaseException], text: str) -> BaseException:
-    try:
-        return kind(text)
-    except TypeError:  # UnicodeDecodeError and its kin want five arguments
-        return builtins.RuntimeError(text)
-
-
-def _text(exc: BaseException) -> str:
-    try:
-        return str(exc)
-    except Exception:  # noqa: BLE001 - a class of the host whose __str__ fails
-        return f"<{type(exc).__qualname__} without a text>"
 
 
 def _whose(load: Load, exc: BaseException) -> LoadError:
@@ -133,26 +153,21 @@ def _whose(load: Load, exc: BaseException) -> LoadError:
     return error
 
 
-def _decisive(finding: Finding) -> Finding:
-    """
-    A missing key ends a load by the default planner: say it as an error, with the way that DCP has around it.
-    """
-    if finding.code != "missing_keys":
-        return finding
-    way = None if finding.next is None else _PARTIAL
-    return replace(finding, level="error", next=way)
-
-
 def _explain(load: Load, exc: BaseException, error: LoadError) -> None:
     """
     Add why this rank raised: what the keys say, else what the files say, else the exception itself.
     """
     facts = load.facts
-    if error.message.startswith(_KEY_TEXTS) and facts.findings:
-        load.facts = replace(facts, findings=tuple(map(_decisive, facts.findings)))
-        return
     path = load.notes.get("path")
+    by_keys = error.message.startswith(_KEY_TEXTS) and bool(facts.findings)
+    if by_keys and (facts.checkpoint is None or facts.checkpoint.keys):
+        load.facts = replace(facts, findings=dcp_keys.decisive(facts.findings, _PARTIAL))
+        return
     found = list(files.diagnose(path, error=exc, rank=load.notes.get("group_rank"))) if path is not None else []
+    if by_keys:
+        # A checkpoint that holds nothing: why, before what it lacks.
+        load.facts = replace(facts, findings=(*found, *dcp_keys.decisive(facts.findings, _PARTIAL)))
+        return
     if not any(finding.level == "error" for finding in found):
         text = f"{error.type}: {error.message}" if error.message else error.type
         found.append(Finding("rank_raised", "error", text))

@@ -19,7 +19,8 @@ from ckpt_sentry.audit.examine import examine
 from ckpt_sentry.audit.inventory import Entry, Inventory
 from ckpt_sentry.audit.report import CheckpointSummary, ModelSummary
 from ckpt_sentry.checkpoints.paths import mask
-from ckpt_sentry.checkpoints.step import find_step
+from ckpt_sentry.checkpoints.step import find_step, peek_step
+from ckpt_sentry.targets import dcp_keys, dcp_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -44,6 +45,9 @@ def path_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
 
 
 def raw_path(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+    """
+    The path as it was given, or as the reader has it.
+    """
     candidate = kwargs.get("checkpoint_id")
     if candidate is None:
         candidate = _reader_path(_reader_of(args, kwargs))
@@ -95,9 +99,7 @@ def note_plan(load: Load, plan: Any) -> None:
     planner, metadata = cells.get("planner"), cells.get("metadata")
     if metadata is None or not hasattr(metadata, "state_dict_metadata"):
         return
-    wanted = getattr(planner, "state_dict", None)
-    if not isinstance(wanted, dict) or not wanted:
-        wanted = _flattened(cells.get("state_dict"))
+    wanted = _wanted(planner, cells.get("state_dict"), metadata)
     seen: dict[tuple[Any, Any], Entry] = {}
     model = Inventory({key: _model_entry(value, seen) for key, value in wanted.items()}, {})
     checkpoint = Inventory(
@@ -112,8 +114,56 @@ def note_plan(load: Load, plan: Any) -> None:
         model=ModelSummary(*_totals(model.entries.values())),
         bytes_read=bytes_read,
         key_digest=f"{(load.facts.key_digest or '').partition('/')[0]}/{_digest(model.entries)}",
-    ).examined(examination)
+    ).examined(replace(examination, findings=dcp_keys.findings(examination, metadata.planner_data)))
     load.notes["partial"] = bool(getattr(planner, "allow_partial_load", False))
+    load.notes["untouched"] = {*examination.difference.missing, *(pair.key for pair in examination.difference.retyped)}
+    load.notes["nothing"] = bool(model.entries) and len(examination.difference.missing) == len(model.entries)
+    load.notes["types"] = {} if plan is None else dcp_values.types_of(wanted)
+    _note_step(load, metadata)
+
+
+def look_after(load: Load) -> None:
+    """
+    Add what the load has left behind: values that are no numbers, entries of another type.
+    """
+    planner = _closure(load.notes.get("function")).get("planner")
+    wanted = getattr(planner, "state_dict", None)
+    if not isinstance(wanted, dict) or config.settings().verify == "off":
+        return
+    untouched = load.notes.get("untouched", ())
+    tensors = {key: value for key, value in wanted.items() if key not in untouched} if untouched else wanted
+    found = [dcp_values.not_a_number(tensors, load.facts.bytes_read)]
+    if types := load.notes.get("types"):
+        known = {key: kind for key, kind in types.items() if key not in untouched}
+        found.append(dcp_values.retyped(known, planner))
+    load.facts = load.facts.with_findings(filter(None, found))
+
+
+def _note_step(load: Load, metadata: Any) -> None:
+    """
+    Learn the step from a key of the checkpoint, where no name or file has told it: one small read, if there is one.
+    """
+    path = load.notes.get("path")
+    if load.facts.step is not None or path is None or "://" in path:
+        return
+    step = peek_step(path, dcp_keys.step_entries(metadata, _checkpoint_entry))
+    if step is not None:
+        load.facts = replace(load.facts, step=step.value, step_source=step.source)
+
+
+def _wanted(planner: Any, state_dict: Any, metadata: Any) -> dict[str, Any]:
+    """
+    The values that the caller wants filled, by their keys in the checkpoint: as the planner has them, else flattened,
+    unless the checkpoint was saved without that.
+    """
+    wanted = getattr(planner, "state_dict", None)
+    if isinstance(wanted, dict) and wanted:
+        return wanted
+    if not isinstance(state_dict, dict):
+        return {}
+    saved = metadata.state_dict_metadata
+    flat = _flattened(state_dict)
+    return state_dict if sum(key in saved for key in state_dict) > sum(key in saved for key in flat) else flat
 
 
 def _reader_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_sentry.audit import ranks
 from ckpt_sentry.guard import contained
+from ckpt_sentry.targets.dcp_portable import raw_text, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -26,12 +27,12 @@ def readable(original: Callable[..., str], patch: Patch) -> Callable[..., str]:
     """
 
     @functools.wraps(original)
-    def __str__(self: Any) -> str:
+    def text(self: Any) -> str:
         if not patch.active:
             return original(self)
         return _text(self) or original(self)
 
-    return __str__
+    return text
 
 
 @contained("dcp.text")
@@ -48,18 +49,28 @@ def grouped(failures: Any) -> dict[str, list[int]]:
     """
     Ranks by the text of their failure, in the order of the first rank of each.
     """
-    texts: dict[tuple[int, int], str] = {}
+    texts: dict[Any, str] = {}
     groups: dict[str, list[int]] = {}
     for rank, (error, stack) in failures.items():
-        same = (id(error), id(stack))  # ranks whose failures travelled as one object: the text is made once
+        same = _same(error, stack)
         if same not in texts:
             texts[same] = "".join(traceback.format_list(stack) if stack is not None else ()) + _last_lines(error)
         groups.setdefault(texts[same], []).append(rank)
     return groups
 
 
+def _same(error: BaseException, stack: Any) -> Any:
+    """
+    What two failures have in common whose text need not be made twice.
+    """
+    frames = None if stack is None else tuple((frame.filename, frame.lineno, frame.name) for frame in stack)
+    return type(error), raw_text(error), tuple(getattr(error, "__notes__", ())), frames
+
+
 def _last_lines(error: BaseException) -> str:
-    return "".join(traceback.format_exception_only(type(error), error))
+    lines = "".join(traceback.format_exception_only(type(error), error))
+    raw, told = raw_text(error), text_of(error)
+    return lines if raw == told else lines.replace(raw, told)
 
 
 def _name(members: Iterable[int]) -> str:

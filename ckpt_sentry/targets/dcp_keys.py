@@ -1,0 +1,129 @@
+"""
+What keys say in a DCP load beyond what they say anywhere.
+
+DCP loads what is asked for: a program that wants the model alone from a checkpoint that has an optimizer as well is
+no news. And what one rule of renaming explains is not listed again as missing and unexpected.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from ckpt_sentry.audit.escape import shown
+from ckpt_sentry.audit.findings import keys, listing
+from ckpt_sentry.audit.fold import folds
+from ckpt_sentry.audit.report import Finding
+from ckpt_sentry.checkpoints.dcp_metadata import DcpMetadata, Stored
+from ckpt_sentry.checkpoints.step import STEP_KEYS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from ckpt_sentry.audit.examine import Examination
+    from ckpt_sentry.audit.inventory import Entry
+
+_EXPLAINED_BY_RENAME: Final = frozenset({"missing_keys", "unexpected_keys", "no_overlap", "block_lost", "kind_lost"})
+_SHOWN: Final = 3
+
+
+def findings(examination: Examination, paths: Mapping[str, Any] | None) -> tuple[Finding, ...]:
+    """
+    The findings of an examination, shorter where DCP's ways explain them.
+
+    `paths` is the path of each saved key in the nested state dict, as the planner recorded it (`planner_data`).
+    """
+    found = examination.findings
+    if not examination.missing.count and not examination.unexpected.count:
+        return found
+    if _is_renamed(examination):
+        return tuple(one for one in found if one.code not in _EXPLAINED_BY_RENAME)
+    idle = _not_asked_for(examination, paths or {})
+    if not idle:
+        return found
+    rest = [key for key in examination.difference.unexpected if key not in idle]
+    said = [one for one in found if one.code != "unexpected_keys"]
+    if rest:
+        verb = "is" if len(rest) == 1 else "are"
+        text = (
+            f"{keys(len(rest))} of the checkpoint {verb} not in the model, unexpected: {listing(tuple(folds(rest)))}."
+        )
+        said.append(Finding("unexpected_keys", "info", text))
+    return (*said, _idle(idle))
+
+
+def _is_renamed(examination: Examination) -> bool:
+    inference = examination.inference
+    if inference is None:
+        return False
+    mapped = set(inference.mapping.values())
+    return mapped.issuperset(examination.difference.missing) and inference.mapping.keys() >= set(
+        examination.difference.unexpected
+    )
+
+
+def _not_asked_for(examination: Examination, paths: Mapping[str, Any]) -> dict[str, str]:
+    """
+    Unexpected keys below an entry of the saved state dict of which the program asked nothing, with that entry.
+    """
+    difference = examination.difference
+    if not examination.matched or not difference.unexpected:
+        return {}
+    mapped = set() if examination.inference is None else set(examination.inference.mapping)
+    below = {key: _top(paths.get(key)) for key in difference.unexpected if key not in mapped}
+    unexpected = set(difference.unexpected)
+    used = {_top(path) for key, path in paths.items() if key not in unexpected}
+    used |= {key.partition(".")[0] for key in difference.missing}
+    return {key: top for key, top in below.items() if top is not None and top not in used}
+
+
+def _top(path: Any) -> str | None:
+    return str(path[0]) if isinstance(path, tuple) and len(path) > 1 else None
+
+
+def _idle(idle: Mapping[str, str]) -> Finding:
+    counts = sorted(Counter(idle.values()).items())
+    said = ", ".join(f'{keys(count)} under "{shown(top)}"' for top, count in counts[:_SHOWN])
+    if rest := sum(count for _, count in counts[_SHOWN:]):
+        said += f" and {rest:,} more"
+    verb = "was" if len(idle) == 1 else "were"
+    return Finding("not_asked_for", "info", f"{said} {verb} not asked for.")
+
+
+def decisive(found: Iterable[Finding], way: str) -> tuple[Finding, ...]:
+    """
+    The findings on keys of a load that they ended: a missing key is an error then, and `way` is the way around it.
+
+    Where nothing is an error yet, what explains the failure becomes one.
+    """
+    raised = [
+        replace(one, level="error", next=way if one.next is not None else None) if one.code == "missing_keys" else one
+        for one in found
+    ]
+    if not any(one.level == "error" for one in raised):
+        place = next((at for at, one in enumerate(raised) if one.level == "warning"), None)
+        if place is not None:
+            raised[place] = replace(raised[place], level="error")
+    return tuple(raised)
+
+
+def step_entries(metadata: Any, entry_of: Callable[[Any, dict[Any, Entry]], Entry]) -> DcpMetadata:
+    """
+    As much of torch's metadata as `peek_step` looks at: the keys that count steps, and where they are stored.
+    """
+    from torch.distributed.checkpoint.metadata import MetadataIndex
+
+    entries, storage = {}, {}
+    stored = getattr(metadata, "storage_data", None) or {}
+    for key in STEP_KEYS:
+        value = metadata.state_dict_metadata.get(key)
+        if value is None:
+            continue
+        entry = entries[key] = entry_of(value, {})
+        offset = None if entry.shape is None else (0,) * len(entry.shape)
+        place = stored.get(MetadataIndex(key) if offset is None else MetadataIndex(key, offset))
+        if place is not None:
+            transforms = tuple(getattr(place, "transform_descriptors", None) or ())
+            storage[key, offset] = Stored(place.relative_path, place.offset, place.length, transforms)
+    return DcpMetadata(entries=entries, storage=storage)
