@@ -32,6 +32,9 @@ MAX_LINE: Final = 32 * 1024 * 1024
 _OTHER_SIGNALS: Final = (b'{"resourceSpans":', b'{"resourceMetrics":')
 """How lines begin in which there is no event."""
 
+_EXPORTED: Final = b'"telemetry.sdk.name"'
+"""In what an exporter of OpenTelemetry has sent: it arrives when its thread gets to it, so arrival is no order."""
+
 _SUFFIX: Final = ".jsonl"
 _SENT_SUFFIX: Final = ".sent"
 """How far a file of records has been forwarded; see `forward`."""
@@ -53,7 +56,8 @@ class Place:
 @dataclass(frozen=True, slots=True)
 class SourcedEvents:
     """
-    The events of one line, in order, and the file that they come from.
+    The events of one line, in order, and the file that they come from; with the line, where its place in the file says
+    nothing of when they happened.
     """
 
     source: str
@@ -211,10 +215,10 @@ class Reading:
         for path in self.files:
             try:
                 with path.open("rb") as file:
-                    for line in self._lines(file):
+                    for number, line in enumerate(self._lines(file)):
                         events = self._events(line)
                         if events:
-                            yield SourcedEvents(str(path), events)
+                            yield SourcedEvents(f"{path}:{number}" if _EXPORTED in line else str(path), events)
             except OSError:
                 self.unreadable.append(path)
 

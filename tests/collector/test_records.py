@@ -274,3 +274,15 @@ def test_a_line_of_another_signal_is_passed_over_however_long(tmp_path: Path, mo
 
     assert events_in(reading) == [event(), event(at=2.0)]
     assert reading.damaged == 0
+
+
+def test_the_place_of_a_line_from_an_exporter_is_no_order(tmp_path: Path) -> None:
+    path = write(tmp_path, event())
+    request = otlp_json.encode([event(rank=1)])
+    request["resourceLogs"][0]["resource"]["attributes"] += otlp_json.key_values(
+        {"telemetry.sdk.name": "opentelemetry"}
+    )
+    with path.open("a") as file:
+        file.write((json.dumps(request) + "\n") * 2)
+
+    assert [sourced.source for sourced in records.read(path)] == [str(path), f"{path}:1", f"{path}:2"]
