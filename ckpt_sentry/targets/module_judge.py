@@ -154,9 +154,8 @@ def decisive(facts: Facts, lists: Lists) -> Facts:
     if facts.missing.count or not names or facts.unexpected.count:
         return facts
     listed = ", ".join(key_list(names, _SHOWN_BYTES).keys)
-    text = (
-        f"{count_keys(len(names))} only another name of a tensor that the checkpoint has: {listed}. Nothing is lacking."
-    )
+    verb = "is only another name" if len(names) == 1 else "are only other names"
+    text = f"{count_keys(len(names))} {verb} of what the checkpoint has: {listed}. Nothing is lacking."
     step = "load_state_dict(…, strict=False), or tie the weights after the load."
     return facts.with_findings([Finding("tied_keys_missing", "error", text, step)])
 

@@ -1,0 +1,335 @@
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_model, save_file, save_model
+from torch import nn
+from torch.distributed.checkpoint.state_dict import set_model_state_dict
+
+from ckpt_sentry import LowCoverageError, hooks, loads
+from ckpt_sentry.audit.report import Coverage
+from ckpt_sentry.targets import module_calls
+from tests.targets.agents import Agent, codes, fresh, hooked
+from tests.targets.nets import Net, equal, renamed, values
+
+ORIGINALS = {"load_state_dict": nn.Module.load_state_dict}
+"""In a dict, where no search for other names of it comes."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _hooks() -> Iterator[None]:
+    with hooked():
+        yield
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
+    with fresh(tmp_path / "records", monkeypatch) as made:
+        yield made
+
+
+def without(part: str, **options: bool) -> dict[str, torch.Tensor]:
+    return {key: value for key, value in values(**options).items() if part not in key}
+
+
+def test_a_good_load_is_recorded_and_not_printed(agent: Agent, capfd: pytest.CaptureFixture[str]) -> None:
+    model = Net()
+    result = model.load_state_dict(values())
+    assert result == ([], [])
+    assert equal(model, values())
+    report = agent.last()
+    assert (report.framework, report.entry_point, report.verdict) == ("torch", "Module.load_state_dict", "ok")
+    assert (report.coverage, report.findings, report.model.keys) == (Coverage(1.0, 1.0), (), 10)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_same_kind_of_good_load_is_recorded_once(agent: Agent) -> None:
+    for _ in range(5):
+        Net().load_state_dict(values())
+    Net(tied=True).load_state_dict(values(tied=True))
+    nn.Linear(2, 2).load_state_dict(nn.Linear(2, 2).state_dict())
+    assert [report.model.keys for report in agent.reports()] == [10, 2]
+
+
+def test_kinds_of_good_loads_are_bounded(agent: Agent) -> None:
+    for width in range(1, module_calls.MOST_KINDS + 10):
+        model = nn.ModuleDict({f"layer{width}": nn.Linear(1, 1)})
+        model.load_state_dict(model.state_dict())
+    assert len(agent.reports()) == module_calls.MOST_KINDS
+
+
+@pytest.mark.usefixtures("agent")
+def test_an_uninstalled_agent_gives_the_method_back() -> None:
+    original = ORIGINALS["load_state_dict"]
+    assert nn.Module.load_state_dict is not original
+    assert inspect.signature(nn.Module.load_state_dict) == inspect.signature(original)
+    hooks.uninstall()
+    assert nn.Module.load_state_dict is original
+    hooks.install()
+
+
+def test_a_strict_error_is_the_same_and_carries_the_rename(agent: Agent) -> None:
+    with pytest.raises(RuntimeError, match=r"Missing key\(s\) in state_dict") as caught:
+        Net().load_state_dict(renamed("module."))
+    report = caught.value.ckpt_sentry
+    assert type(caught.value) is RuntimeError
+    assert report == agent.last()
+    assert (report.verdict, report.missing.count, report.unexpected.count) == ("failed", 10, 10)
+    assert (report.rename.rule, report.rename.coverage) == ('strip the prefix "module."', 1.0)
+    assert codes(report, "error") == ["renamed_keys", "no_overlap", "missing_keys", "unexpected_keys"]
+    if hasattr(caught.value, "__notes__"):
+        assert 'strip the prefix "module."' in caught.value.__notes__[0]
+
+
+def test_the_same_failure_is_recorded_once_and_noted_each_time(agent: Agent) -> None:
+    seen = []
+    for _ in range(3):
+        with pytest.raises(RuntimeError) as caught:
+            Net().load_state_dict(without("head"))
+        seen.append(caught.value.ckpt_sentry)
+    assert len(agent.reports()) == 1
+    assert seen == [agent.last()] * 3
+
+
+@pytest.mark.usefixtures("agent")
+def test_a_tied_name_that_torch_calls_missing_is_explained() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        Net(tied=True).load_state_dict(without("head", tied=True))
+    report = caught.value.ckpt_sentry
+    assert codes(report) == ["tied_keys_missing"]
+    assert "1 key is only another name of what the checkpoint has: head.weight" in report.findings[0].text
+    with pytest.raises(RuntimeError) as caught:
+        Net().load_state_dict(without("head", tied=True))
+    assert codes(caught.value.ckpt_sentry) == ["missing_keys"]
+
+
+@pytest.mark.usefixtures("agent")
+def test_another_shape_is_said_also_of_a_loose_load() -> None:
+    with pytest.raises(RuntimeError, match="size mismatch") as caught:
+        Net().load_state_dict({**values(), "head.weight": torch.zeros(20, 8)}, strict=False)
+    (mismatch,) = caught.value.ckpt_sentry.mismatched
+    assert (mismatch.keys, mismatch.model_shape, mismatch.checkpoint_shape) == ("head.weight", (16, 8), (20, 8))
+
+
+def test_a_loose_load_of_nothing_returns_and_is_said(agent: Agent, capfd: pytest.CaptureFixture[str]) -> None:
+    model = Net()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    result = model.load_state_dict(renamed("module."), strict=False)
+    assert (len(result.missing_keys), len(result.unexpected_keys)) == (10, 10)
+    assert equal(model, before)
+    report = agent.last()
+    assert (report.verdict, report.coverage) == ("no_op", Coverage(0.0, 0.0))
+    assert codes(report) == ["renamed_keys", "no_overlap", "missing_keys"]
+    assert "Module.load_state_dict loaded nothing into the model" in capfd.readouterr().err
+
+
+def test_an_empty_dict_is_said(agent: Agent) -> None:
+    Net().load_state_dict({}, strict=False)
+    assert (agent.last().verdict, codes(agent.last())) == ("no_op", ["no_overlap", "missing_keys"])
+
+
+def test_a_nested_state_dict_is_found(agent: Agent) -> None:
+    Net().load_state_dict({"state_dict": values(), "epoch": 3}, strict=False)
+    report = agent.last()
+    assert (report.verdict, codes(report, "error")) == ("no_op", ["nested_state_dict"])
+    assert report.findings[0].text.endswith("under 'state_dict': 10 of them are keys of this model.")
+
+
+def test_a_part_that_was_asked_for_is_one_line(agent: Agent, capfd: pytest.CaptureFixture[str]) -> None:
+    model = Net()
+    for part in ("head", "embed", "layers"):
+        model.load_state_dict(without(part), strict=False)
+    (report,) = agent.reports()
+    assert (report.verdict, report.coverage.keys, codes(report)) == ("partial", 0.9, [])
+    assert [line[:13] for line in capfd.readouterr().err.splitlines()] == ["ckpt_sentry !"]
+
+
+def test_a_part_beside_what_nobody_wants_is_a_warning(agent: Agent) -> None:
+    Net().load_state_dict({**without("head"), "lm_head.weight": torch.zeros(3)}, strict=False)
+    assert (agent.last().verdict, codes(agent.last())) == ("partial", ["missing_keys"])
+
+
+@pytest.mark.parametrize(
+    ("options", "state_dict"),
+    [
+        ({"tied": True}, without("head", tied=True)),
+        ({"tied": True}, without("embed", tied=True)),
+        ({"counter": True}, without("num_batches_tracked", counter=True)),
+        ({}, {**values(), "layers.0.rotary_emb.inv_freq": torch.ones(4)}),
+        ({}, {**values(), **renamed("ema.")}),
+    ],
+    ids=["head tied", "embedding tied", "counters", "inv_freq", "ema beside"],
+)
+def test_what_is_legitimate_raises_no_alarm(
+    agent: Agent, capfd: pytest.CaptureFixture[str], options: dict[str, bool], state_dict: dict[str, torch.Tensor]
+) -> None:
+    Net(**options).load_state_dict(state_dict, strict=False)
+    assert (agent.last().verdict, codes(agent.last())) == ("ok", [])
+    assert capfd.readouterr().err == ""
+
+
+def test_load_hooks_are_the_truth(agent: Agent, capfd: pytest.CaptureFixture[str]) -> None:
+    def rename(_module: nn.Module, state_dict: dict[str, torch.Tensor], *_rest: object) -> None:
+        for key in list(state_dict):
+            state_dict[key.removeprefix("module.")] = state_dict.pop(key)
+
+    def forgive(_module: nn.Module, incompatible: torch.nn.modules.module._IncompatibleKeys) -> None:
+        incompatible.missing_keys.clear()
+
+    model = Net()
+    model.register_load_state_dict_pre_hook(rename)
+    model.load_state_dict(renamed("module."))
+    assert equal(model, values())
+    model = Net()
+    model.register_load_state_dict_post_hook(forgive)
+    model.load_state_dict(without("head"))
+    assert [report.verdict for report in agent.reports()] == ["ok", "ok"]
+    assert capfd.readouterr().err == ""
+
+
+def test_an_error_of_a_hook_is_the_hosts(agent: Agent) -> None:
+    def fail(*_arguments: object) -> None:
+        raise RuntimeError("mine")
+
+    model = Net()
+    model.register_load_state_dict_pre_hook(fail)
+    with pytest.raises(RuntimeError, match=r"^mine$") as caught:
+        model.load_state_dict(values())
+    assert not hasattr(caught.value, "ckpt_sentry")
+    assert agent.reports() == []
+
+
+def test_what_is_no_dict_is_the_hosts_error(agent: Agent) -> None:
+    with pytest.raises(TypeError, match="dict-like"):
+        Net().load_state_dict([1])  # type: ignore[arg-type]
+    assert agent.reports() == []
+
+
+def test_a_module_that_loads_within_another_adds_nothing(agent: Agent) -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Net()
+
+        def _load_from_state_dict(self, state_dict, prefix, *_rest) -> None:
+            self.inner.load_state_dict({k.removeprefix(f"{prefix}inner."): v for k, v in state_dict.items()})
+
+    Outer().load_state_dict(renamed("inner."))
+    assert [report.model.keys for report in agent.reports()] == [10]
+
+
+def test_a_load_within_another_framework_adds_nothing(agent: Agent) -> None:
+    outer = loads.begin("dcp", "dcp.load", None)
+    try:
+        Net().load_state_dict(renamed("module."), strict=False)
+    finally:
+        outer.leave()
+    assert agent.reports() == []
+
+
+def test_a_module_on_the_meta_device_has_got_nothing(agent: Agent) -> None:
+    with torch.device("meta"):
+        model = Net()
+    with pytest.warns(UserWarning, match="no-op"):
+        model.load_state_dict(values())
+    assert (agent.last().verdict, codes(agent.last())) == ("no_op", ["meta_left"])
+    model.load_state_dict(values(), assign=True)
+    assert agent.last().verdict == "ok"
+    assert equal(model, values())
+
+
+def test_strict_refuses_a_part_and_observe_never(agent: Agent) -> None:
+    agent.mode("strict")
+    with pytest.raises(
+        LowCoverageError, match=r"90 % of keys and .* of elements came in, the minimum is 100 %"
+    ) as caught:
+        Net().load_state_dict(without("head"), strict=False)
+    assert (caught.value.ckpt_sentry.verdict, caught.value.ckpt_sentry.error.phase) == ("partial", None)
+    with pytest.raises(LowCoverageError, match=r"CKPT_SENTRY_ALLOW_MISSING='head\.\*'"):
+        Net().load_state_dict(without("head"), strict=False)
+    agent.set(ALLOW_MISSING="head.*")
+    Net().load_state_dict(without("head"), strict=False)
+    agent.mode("observe")
+    agent.set(ALLOW_MISSING="")
+    Net().load_state_dict(renamed("module."), strict=False)
+    assert agent.last().verdict == "no_op"
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_align_mends_the_keys(agent: Agent, *, strict: bool) -> None:
+    agent.set(ALIGN="auto")
+    model, given = Net(), renamed("module.")
+    assert model.load_state_dict(given, strict=strict) == ([], [])
+    assert equal(model, values())
+    assert list(given) == list(renamed("module."))
+    (report,) = agent.reports()
+    assert (report.verdict, codes(report, "info")) == ("ok", ["renamed_keys"])
+    assert (
+        report.findings[0].text == '10 keys of the checkpoint were aligned with the model: strip the prefix "module.".'
+    )
+
+
+def test_align_leaves_alone_what_is_not_beyond_doubt(agent: Agent) -> None:
+    agent.set(ALIGN="auto")
+    with pytest.raises(RuntimeError, match="Missing key"):
+        Net().load_state_dict({f"module.{key}": value for key, value in without("head").items()})
+    assert agent.last().rename.coverage == pytest.approx(0.9, abs=0.2)
+
+
+def test_set_model_state_dict_is_judged_by_what_it_was_given(agent: Agent) -> None:
+    set_model_state_dict(Net(), values())
+    assert (agent.last().entry_point, agent.last().verdict) == ("set_model_state_dict", "ok")
+    with pytest.raises(RuntimeError, match="Missing key") as caught:
+        set_model_state_dict(Net(), without("head"))
+    assert caught.value.ckpt_sentry.missing.keys == ("head.weight",)
+
+
+def test_a_filled_gap_is_still_a_gap(agent: Agent) -> None:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        set_model_state_dict(Net(), without("head"), options=StateDictOptions(full_state_dict=True))
+    finally:
+        torch.distributed.destroy_process_group()
+    assert (agent.last().verdict, codes(agent.last())) == ("partial", ["missing_keys"])
+
+
+def test_load_model_of_safetensors_is_one_strict_load(agent: Agent, tmp_path: Path) -> None:
+    save_model(Net(tied=True), str(tmp_path / "tied.safetensors"))
+    load_model(Net(tied=True), tmp_path / "tied.safetensors")
+    assert (agent.last().entry_point, agent.last().verdict) == ("safetensors.torch.load_model", "ok")
+    save_file(renamed("module."), tmp_path / "module.safetensors")
+    with pytest.raises(RuntimeError, match="Missing key") as caught:
+        load_model(Net(), tmp_path / "module.safetensors")
+    report = caught.value.ckpt_sentry
+    assert (report.path, report.verdict) == (str(tmp_path / "module.safetensors"), "failed")
+    assert report.rename.coverage == 1.0
+    assert len(agent.reports()) == 2
+
+
+@pytest.mark.usefixtures("agent")
+def test_a_shard_of_a_distributed_checkpoint_is_named(tmp_path: Path) -> None:
+    dcp.save({"model": values()}, checkpoint_id=tmp_path / "step-1")
+    shard = next((tmp_path / "step-1").glob("*.distcp"))
+    with pytest.raises(TypeError) as caught:
+        Net().load_state_dict(torch.load(shard))
+    if hasattr(caught.value, "add_note"):
+        assert "one shard of a distributed checkpoint (DCP)" in caught.value.__notes__[0]
+
+
+def test_loads_in_several_threads_do_not_disturb_each_other(agent: Agent) -> None:
+    models = [Net() for _ in range(8)]
+    threads = [threading.Thread(target=model.load_state_dict, args=(values(),)) for model in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(equal(model, values()) for model in models)
+    assert {report.verdict for report in agent.reports()} == {"ok"}
