@@ -21,7 +21,7 @@ BOOTSTRAP = Path(__file__).parent / "_bootstrap"
 
 NOT_EXECUTABLE = 126
 NOT_FOUND = 127
-_KILLED = 128
+KILLED = 128
 
 _FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCONT")
 _FROM_TERMINAL = ("SIGINT", "SIGQUIT")
@@ -54,7 +54,7 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
             return _refuse(f"{command[0]!r} cannot be run: {error.strerror}", NOT_EXECUTABLE)
         children.append(child)
         code = child.wait()
-    return _KILLED - code if code < 0 else code
+    return KILLED - code if code < 0 else code
 
 
 def _refuse(text: str, code: int) -> int:

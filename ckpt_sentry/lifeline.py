@@ -1,10 +1,11 @@
 """
 A line from each worker to its launcher, open as long as the worker lives.
 
-It has two uses. The launcher asks through it what a worker is about, and a thread that does nothing else answers, so
-that also a worker that never came to a load, or whose main thread is blocked in native code, can be seen. And when the
-worker is gone, however it ended, the kernel closes the line at once: that gives the order of deaths under launchers
-that tell nobody about them.
+It has three uses. The launcher asks through it what a worker is about, and a thread that does nothing else answers, so
+that also a worker that never came to a load, or whose main thread is blocked in native code, can be seen. A worker
+that comes to the next phase of a load says so without waiting for an answer: what the kernel has taken arrives, even if
+the worker is killed right after. And when the worker is gone, however it ended, the kernel closes the line at once:
+that gives the order of deaths under launchers that tell nobody about them.
 
 The price is one parked thread in each worker and one connection on loopback, made once, when the process group is
 there. No signal is sent and no signal handler is set: both are the host's. A worker whose thread holds the
@@ -52,11 +53,15 @@ class Exchange:
     """
     The launcher's end of all lines: listens on loopback from `start` to `close`.
 
-    `gone(identity)` is called, from the exchange's own thread, when the line of a worker has closed.
+    From the exchange's own thread, `heard(request)` is called with each OTLP request (in JSON form) that a worker has
+    sent, and `gone(identity)` when its line has closed.
     """
 
-    def __init__(self, token: str, gone: Callable[[Identity], None]) -> None:
+    def __init__(
+        self, token: str, heard: Callable[[dict[str, Any]], object], gone: Callable[[Identity], object]
+    ) -> None:
         self._token = token
+        self._heard = heard
         self._gone = gone
         self._lines: dict[socket.socket, _Line] = {}
         self._lock = threading.Lock()
@@ -151,16 +156,26 @@ class Exchange:
             return True
         except OSError:
             return False
-        if line.who is None and data:
-            line.unread += data
-            if b"\n" in line.unread:
-                line.who = self._name(bytes(line.unread))
-                return line.who is not None
-            return len(line.unread) <= MAX_LINE
-        # A worker has nothing to say after its name.
-        return bool(data)
+        line.unread += data
+        *whole, rest = line.unread.split(b"\n")
+        line.unread = rest
+        for words in whole:
+            if line.who is not None:
+                self._hear(words)
+            elif (who := self._name(words)) is not None:
+                with self._lock:
+                    line.who = who
+            else:
+                return False
+        return bool(data) and len(rest) <= MAX_LINE
 
-    def _name(self, hello: bytes) -> Identity | None:
+    @contained("lifeline.hear")
+    def _hear(self, words: bytes | bytearray) -> None:
+        request = json.loads(words)
+        if isinstance(request, dict):
+            self._heard(request)
+
+    def _name(self, hello: bytes | bytearray) -> Identity | None:
         try:
             words = json.loads(hello)
             if not hmac.compare_digest(str(words["token"]).encode(), self._token.encode()):
@@ -180,11 +195,27 @@ class Lifeline:
         Connect and say who we are. Raises OSError where nobody listens.
         """
         self._answer = answer
+        self._telling = threading.Lock()
         self._sock = socket.create_connection(split_address(address), CONNECT_SECONDS)
         hello = json.dumps({"token": token, "who": codec.dump(who)}, separators=(",", ":"))
         self._sock.sendall(hello.encode() + b"\n")
         self._sock.settimeout(None)
         threading.Thread(target=self._listen, name=f"{names.SCOPE}-lifeline", daemon=True).start()
+
+    def tell(self, request: Mapping[str, Any]) -> bool:
+        """
+        Send an OTLP request (in JSON form) without waiting; False where the line does not take it.
+        """
+        data = json.dumps(request, separators=(",", ":")).encode() + b"\n"
+        with self._telling:
+            try:
+                sent = self._sock.send(data, socket.MSG_DONTWAIT)
+            except OSError:
+                return False
+            if sent < len(data):
+                # Half a line would spoil the next one.
+                self._sock.close()
+            return sent == len(data)
 
     def close(self) -> None:
         """

@@ -10,10 +10,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from ckpt_sentry import config, names, speaker
+from ckpt_sentry import config, names, speaker, stall
 from ckpt_sentry.guard import contained
 from ckpt_sentry.telemetry import log, otel
 from ckpt_sentry.telemetry.channel import Channel
+from ckpt_sentry.telemetry.events import PhaseEntered
 
 if TYPE_CHECKING:
     from ckpt_sentry.telemetry.events import Event, LoadFailing, LoadFinished
@@ -70,6 +71,8 @@ class Outlets:
     def _deliver(self, event: Event) -> None:
         if self._channel is None:
             speaker.own().hear(event)
+        elif isinstance(event, PhaseEntered) and stall.tell(event):
+            pass
         elif self._left > 0:
             began = time.perf_counter()
             self._channel.send(event, self._left)

@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry import config, identity
 from ckpt_sentry.collector.answers import Rejection
@@ -94,7 +94,7 @@ class Parent(Surroundings):
         records = records_for(self._identity)
         self._speaker = Speaker(records, local_ranks, source=f"{self._identity.node}:{os.getpid()}")
         self._forwarder = Forwarder.to_collector(records)
-        self._exchange = Exchange(token, self._gone)
+        self._exchange = Exchange(token, self._told, self._gone)
         self._receiver = Receiver(self._take, token=token)
         self._receiver.start()
         self._exchange.start()
@@ -110,9 +110,13 @@ class Parent(Surroundings):
         """
         self._speaker.hear(event)
 
-    def close(self, *, ok: bool) -> None:
+    def close(self, *, ok: bool, signal: str | None = None) -> None:
         """
         All workers are gone: stop listening and say what has not been said. May be called twice.
+
+        Args:
+            ok: whether all went well, as the launcher tells by its exit code.
+            signal: by which signal the launcher says that a worker was killed, if it does.
         """
         if self._closed.is_set():
             return
@@ -120,6 +124,8 @@ class Parent(Surroundings):
         self._receiver.close()
         self._exchange.close()
         self._ticker.join()
+        if signal is not None and not self._knows_ends:
+            self._speaker.blame(signal)
         now = time.time()
         for run_id in self._speaker.runs() or (self.run_id,):
             self._speaker.hear(RunEnded(identity=replace(self._identity, run_id=run_id), at=now, ok=ok))
@@ -130,6 +136,9 @@ class Parent(Surroundings):
     def _take(self, request: Request) -> Rejection | None:
         refused = self._speaker.receive(request.signal, request.body)
         return Rejection(refused, "not in the form of the events of ckpt_sentry") if refused else None
+
+    def _told(self, request: dict[str, Any]) -> None:
+        self._speaker.receive("logs", request)
 
     def _gone(self, who: Identity) -> None:
         """

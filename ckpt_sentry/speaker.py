@@ -11,8 +11,9 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ckpt_sentry import config, identity, names, stall
 from ckpt_sentry.collector.aggregate import Aggregator
@@ -91,6 +92,7 @@ class Speaker:
         self._said: dict[str, None] = {}
         self._runs: dict[str, Aggregate | None] = {}
         self._ranks: dict[tuple[str, int], Identity] = {}
+        self._vanished: deque[Identity] = deque(maxlen=MAX_RANKS)
         self._lock = threading.RLock()
 
     def receive(self, signal: str, request: Mapping[str, Any]) -> int:
@@ -130,8 +132,24 @@ class Speaker:
         A worker is no longer there, and nobody has seen how it ended.
         """
         with self._lock:
-            if (who.node, who.pid) in self._ranks:
-                self.hear(RankEnded(identity=self._ranks[who.node, who.pid], at=time.time(), how="exited"))
+            self._vanished.append(self._ranks.setdefault((who.node, who.pid), who))
+            self.hear(RankEnded(identity=self._vanished[-1], at=time.time(), how="exited"))
+
+    def blame(self, signal: str) -> None:
+        """
+        One of the workers was killed by a signal: the first that is gone without a word, from amid a load if there is
+        one. Those that left a load after it were then stopped.
+        """
+        with self._lock:
+            gone = [who for who in self._vanished if self._aggregator.unexplained(who)]
+            amid = [who for who in gone if any(self._is_amid(load_id, who) for load_id in self._watches)]
+            for place, who in enumerate(amid or gone[:1]):
+                how: Literal["stopped", "killed"] = "stopped" if place else "killed"
+                self.hear(RankEnded(identity=who, at=time.time(), how=how, signal=None if place else signal))
+
+    def _is_amid(self, load_id: str, who: Identity) -> bool:
+        progress = self._aggregator.progress(load_id)
+        return who.rank in progress.started - progress.finished
 
     def runs(self) -> tuple[str, ...]:
         """
@@ -179,17 +197,20 @@ class Speaker:
 
     def _note(self, event: Event) -> None:
         who = event.identity
-        if isinstance(event, RankEnded):
-            # Whoever started a process may know its pid and not its rank.
-            event = replace(event, identity=self._ranks.get((who.node, who.pid), who))
-        else:
-            self._ranks[who.node, who.pid] = who
+        load_id = otlp_json.load_id(event)
+        if load_id in self._said:
+            return
+        if not who.run_id:
+            # Whoever started a process knows its pid, and not its rank.
+            if (who.node, who.pid) in self._ranks:
+                self.hear(replace(event, identity=self._ranks[who.node, who.pid]))
+            return
+        self._ranks[who.node, who.pid] = who
         self._aggregator.add(event, source=self._source or who.node)
         self._runs.setdefault(event.identity.run_id, None)
         _bound(self._runs, MOST_RUNS)
         _bound(self._ranks, MAX_RANKS)
-        load_id = otlp_json.load_id(event)
-        if load_id is None or load_id in self._said:
+        if load_id is None:
             return
         if not isinstance(event, LoadStalled):
             self._first_rank = who.rank - who.local_rank

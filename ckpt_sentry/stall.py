@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ckpt_sentry import config, identity, names
 from ckpt_sentry.guard import contained
 from ckpt_sentry.lifeline import Lifeline
+from ckpt_sentry.telemetry import otlp_json
 from ckpt_sentry.telemetry.channel import Channel
 from ckpt_sentry.telemetry.events import LoadStalled
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from ckpt_sentry.audit.report import Identity
+    from ckpt_sentry.telemetry.events import Event
 
 MOST_FRAMES: Final = 40
 ANSWER_SECONDS: Final = 2.0
@@ -148,6 +150,14 @@ def connect() -> None:
             _lifeline = Lifeline(settings.lifeline, settings.token, identity.identity(), _answer)
         except OSError:  # the launcher is gone, or was never of our time
             _lifeline = None
+
+
+def tell(event: Event) -> bool:
+    """
+    Say something through the lifeline, without waiting. False where there is none, or it does not take it.
+    """
+    line = _lifeline if _lifeline_pid == os.getpid() else None
+    return line is not None and line.tell(otlp_json.encode((event,)))
 
 
 def _answer(question: Mapping[str, Any]) -> None:

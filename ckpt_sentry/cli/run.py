@@ -12,6 +12,7 @@ import click
 from ckpt_sentry import config, launch
 from ckpt_sentry.guard import contained
 from ckpt_sentry.parent import Parent, has_parent
+from ckpt_sentry.targets.torchrun_workers import signal_name
 
 
 @click.command(
@@ -37,7 +38,7 @@ def command(command_line: tuple[str, ...]) -> None:
         parent.enter(environ)
     code = launch.launch(command_line, environ)
     if parent is not None:
-        _close(parent, ok=code == 0)
+        _close(parent, code)
     sys.exit(code)
 
 
@@ -49,5 +50,9 @@ def _parent(settings: config.Settings) -> Parent | None:
 
 
 @contained("run.close")
-def _close(parent: Parent, *, ok: bool) -> None:
-    parent.close(ok=ok)
+def _close(parent: Parent, code: int) -> None:
+    """
+    Say what is left to be said. Launchers say by their own exit code by which signal a worker was killed, as shells do.
+    """
+    killed = code - launch.KILLED
+    parent.close(ok=code == 0, signal=signal_name(killed) if killed > 0 else None)

@@ -13,7 +13,7 @@ from typing import Final, cast
 
 from ckpt_sentry.audit import ranks
 from ckpt_sentry.audit.peers import is_refusal
-from ckpt_sentry.audit.report import NO_KEYS, LoadReport, Verdict
+from ckpt_sentry.audit.report import NO_KEYS, Identity, LoadReport, Verdict
 from ckpt_sentry.collector import findings
 from ckpt_sentry.collector.ends import Attempt, Cause, Story
 from ckpt_sentry.collector.groups import LoadState, Saying
@@ -131,6 +131,13 @@ class Aggregator:
         attempts = [one for (run, _), one in self._attempts.items() if run == run_id and not one.superseded]
         end = attempts[-1].first() if attempts else None
         return None if end is None else end.event
+
+    def unexplained(self, who: Identity) -> bool:
+        """
+        Whether nothing is known of the end of a rank but that it is gone.
+        """
+        end = self._attempt(who.run_id, who.attempt).ends.get(who.rank)
+        return end is None or (end.event.how == "exited" and end.event.exit_code is None)
 
     def superseded(self, load_id: str) -> bool:
         """

@@ -79,10 +79,10 @@ def _tell(index: int, process: Any, *, stopped: bool) -> None:
     How one spawned worker ended. Its rank is what it has called itself; to us it is known by its pid.
     """
     code = int(process.exitcode or 0)
-    who = identity.identity()
+    node = identity.identity().node
     lastwords.tell(
         RankEnded(
-            identity=Identity(run_id=who.run_id, rank=index, local_rank=index, node=who.node, pid=process.pid or 0),
+            identity=Identity(run_id="", rank=index, local_rank=index, node=node, pid=process.pid or 0),
             at=time.time(),
             how="exited" if code >= 0 else "stopped" if stopped else "killed",
             exit_code=code if code >= 0 else None,

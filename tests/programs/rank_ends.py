@@ -1,0 +1,103 @@
+"""
+A rank that ends in a phase of a load: `rank_ends.py PHASE RANK HOW FOLDER`, under a launcher.
+
+PHASE: before (the load), plan, read, barrier (while the others still read), after (the load). HOW: the name of a signal
+that the rank sends itself, as somebody else might; "raise"; "exit3"; or "none". `SPAWN=n` in the environment makes the
+program start its ranks itself, by `torch.multiprocessing.spawn`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import DefaultLoadPlanner
+
+PHASE, CHOSEN, HOW, FOLDER = sys.argv[1], int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
+CHECKPOINT = FOLDER / "step-7"
+RESTARTS = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+ATTEMPTS = int(os.environ.get("BAD_ATTEMPTS", "1000"))
+"""In how many attempts the rank ends that way."""
+
+
+def end() -> None:
+    """
+    End this process in the way that is asked for.
+    """
+    if HOW == "raise":
+        raise ValueError(f"user bug in {PHASE}")
+    if HOW == "exit3":
+        sys.exit(3)
+    os.kill(os.getpid(), signal.Signals[HOW])
+    time.sleep(60)
+
+
+def reach(phase: str) -> None:
+    """
+    Come to a phase: the chosen rank ends if it is the one.
+    """
+    if phase == PHASE and dist.get_rank() == CHOSEN and HOW != "none" and RESTARTS < ATTEMPTS:
+        end()
+
+
+class Planner(DefaultLoadPlanner):
+    """
+    Tells when it plans and when it is given a tensor.
+    """
+
+    def create_local_plan(self) -> Any:
+        reach("plan")
+        return super().create_local_plan()
+
+    def resolve_tensor(self, read_item: Any) -> torch.Tensor:
+        if PHASE == "barrier" and HOW != "none":
+            if dist.get_rank() != CHOSEN:
+                time.sleep(5)
+            else:
+                threading.Timer(1.0, end).start()
+        reach("read")
+        return super().resolve_tensor(read_item)
+
+
+def main() -> None:
+    """
+    One rank.
+    """
+    if dist.get_rank() == 0:
+        CHECKPOINT.mkdir(parents=True, exist_ok=True)
+    dcp.save({"w": torch.ones(4)}, checkpoint_id=CHECKPOINT)
+    dist.barrier()
+    reach("before")
+    dcp.load({"w": torch.zeros(4)}, checkpoint_id=CHECKPOINT, planner=Planner())
+    reach("after")
+    dist.barrier()
+
+
+def spawned(rank: int, world: int) -> None:
+    """
+    One rank of `torch.multiprocessing.spawn`.
+    """
+    dist.init_process_group("gloo", init_method=f"file://{FOLDER}/rendezvous", rank=rank, world_size=world)
+    main()
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    if world := int(os.environ.get("SPAWN", "0")):
+        torch.multiprocessing.spawn(spawned, (world,), nprocs=world)
+        sys.exit(0)
+    if "OMPI_COMM_WORLD_RANK" in os.environ:
+        os.environ["RANK"] = os.environ["OMPI_COMM_WORLD_RANK"]
+        os.environ["WORLD_SIZE"] = os.environ["OMPI_COMM_WORLD_SIZE"]
+    dist.init_process_group("gloo")
+    main()
+    sys.stdout.flush()
+    os._exit(0)
