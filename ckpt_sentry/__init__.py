@@ -11,18 +11,38 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ckpt_sentry._startup import install, uninstall
     from ckpt_sentry.auditor import LoadAuditor
+    from ckpt_sentry.dcp_aggregator import DCPErrorAggregator
+    from ckpt_sentry.dcp_api import DCPLoadError, ShapeConflict, audit, precheck
     from ckpt_sentry.errors import LowCoverageError
     from ckpt_sentry.unify import Unified, unify_keys
 
-__all__ = ["LoadAuditor", "LowCoverageError", "Unified", "__version__", "install", "unify_keys", "uninstall"]
+__all__ = [
+    "DCPErrorAggregator",
+    "DCPLoadError",
+    "LoadAuditor",
+    "LowCoverageError",
+    "ShapeConflict",
+    "Unified",
+    "__version__",
+    "audit",
+    "install",
+    "precheck",
+    "unify_keys",
+    "uninstall",
+]
 
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "DCPErrorAggregator": "ckpt_sentry.dcp_aggregator",
+    "DCPLoadError": "ckpt_sentry.dcp_api",
     "LoadAuditor": "ckpt_sentry.auditor",
     "LowCoverageError": "ckpt_sentry.errors",
+    "ShapeConflict": "ckpt_sentry.dcp_api",
     "Unified": "ckpt_sentry.unify",
+    "audit": "ckpt_sentry.dcp_api",
     "install": "ckpt_sentry._startup",
+    "precheck": "ckpt_sentry.dcp_api",
     "unify_keys": "ckpt_sentry.unify",
     "uninstall": "ckpt_sentry._startup",
 }

@@ -111,7 +111,7 @@ def _displays(text: str) -> Iterator[_Display]:
 
 class _Budget:
     """
-    Stops Python code that runs too long, at its next line, by an exception; restores the tracer that was set before.
+    Stops Python code that runs too long, at its next instruction, by an exception. The tracer set before comes back.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -125,7 +125,9 @@ class _Budget:
     def __exit__(self, *_: object) -> None:
         sys.settrace(self._before)
 
-    def _look(self, _frame: types.FrameType, _event: str, _arg: Any) -> Any:
+    def _look(self, frame: types.FrameType, _event: str, _arg: Any) -> Any:
+        # `while True: pass` on one line is no event for Python 3.11: ask for every instruction.
+        frame.f_trace_opcodes = True
         if time.perf_counter() > self._end:
             raise _NoCopyError
         return self._look

@@ -101,9 +101,9 @@ def note_plan(load: Load, plan: Any) -> None:
         return
     wanted = _wanted(planner, cells.get("state_dict"), metadata)
     seen: dict[tuple[Any, Any], Entry] = {}
-    model = Inventory({key: _model_entry(value, seen) for key, value in wanted.items()}, {})
+    model = Inventory({key: model_entry(value, seen) for key, value in wanted.items()}, {})
     checkpoint = Inventory(
-        {key: _checkpoint_entry(value, seen) for key, value in metadata.state_dict_metadata.items()}, {}
+        {key: checkpoint_entry(value, seen) for key, value in metadata.state_dict_metadata.items()}, {}
     )
     fractions, bytes_read = _reads(plan, wanted, checkpoint)
     settings = config.settings()
@@ -146,7 +146,7 @@ def _note_step(load: Load, metadata: Any) -> None:
     path = load.notes.get("path")
     if load.facts.step is not None or path is None or "://" in path:
         return
-    step = peek_step(path, dcp_keys.step_entries(metadata, _checkpoint_entry))
+    step = peek_step(path, dcp_keys.step_entries(metadata, checkpoint_entry))
     if step is not None:
         load.facts = replace(load.facts, step=step.value, step_source=step.source)
 
@@ -162,7 +162,7 @@ def _wanted(planner: Any, state_dict: Any, metadata: Any) -> dict[str, Any]:
     if not isinstance(state_dict, dict):
         return {}
     saved = metadata.state_dict_metadata
-    flat = _flattened(state_dict)
+    flat = flattened(state_dict)
     return state_dict if sum(key in saved for key in state_dict) > sum(key in saved for key in flat) else flat
 
 
@@ -198,13 +198,19 @@ def _closure(function: Any) -> dict[str, Any]:
     return found
 
 
-def _flattened(state_dict: Any) -> dict[str, Any]:
+def flattened(state_dict: Any) -> dict[str, Any]:
+    """
+    A nested state dict with the keys that DCP's planners give it.
+    """
     from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
     return flatten_state_dict(state_dict)[0] if state_dict else {}
 
 
-def _model_entry(value: Any, seen: dict[tuple[Any, Any], Entry]) -> Entry:
+def model_entry(value: Any, seen: dict[tuple[Any, Any], Entry]) -> Entry:
+    """
+    The entry of a value in a state dict, in global shapes; equal ones share an object by way of `seen`.
+    """
     if isinstance(value, torch.Tensor):
         shape, dtype = value.shape, value.dtype
     elif callable(size := getattr(value, "size", None)) and hasattr(value, "dtype"):  # ShardedTensor and its kin
@@ -214,7 +220,10 @@ def _model_entry(value: Any, seen: dict[tuple[Any, Any], Entry]) -> Entry:
     return _entry(shape, dtype, seen)
 
 
-def _checkpoint_entry(value: Any, seen: dict[tuple[Any, Any], Entry]) -> Entry:
+def checkpoint_entry(value: Any, seen: dict[tuple[Any, Any], Entry]) -> Entry:
+    """
+    The entry of a value in `Metadata.state_dict_metadata`.
+    """
     size = getattr(value, "size", None)
     return _entry(size, None if size is None else value.properties.dtype, seen)
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ckpt_sentry.audit.inventory import Entry
 
 _EXPLAINED_BY_RENAME: Final = frozenset({"missing_keys", "unexpected_keys", "no_overlap", "block_lost", "kind_lost"})
+_RENAME: Final = "Ask for them under the names that they have in the checkpoint, and rename them back after the load."
 _SHOWN: Final = 3
 
 
@@ -38,7 +39,8 @@ def findings(examination: Examination, paths: Mapping[str, Any] | None) -> tuple
     if not examination.missing.count and not examination.unexpected.count:
         return found
     if _is_renamed(examination):
-        return tuple(one for one in found if one.code not in _EXPLAINED_BY_RENAME)
+        kept = (one for one in found if one.code not in _EXPLAINED_BY_RENAME)
+        return tuple(replace(one, next=_RENAME) if one.code == "renamed_keys" else one for one in kept)
     idle = _not_asked_for(examination, paths or {})
     if not idle:
         return found
