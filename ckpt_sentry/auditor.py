@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ckpt_sentry.audit.coverage import coverage
+from ckpt_sentry.audit.escape import shown
 from ckpt_sentry.audit.examine import Examination, examine
 from ckpt_sentry.audit.inventory import Inventory
 from ckpt_sentry.audit.report import Coverage, Finding
@@ -80,7 +81,7 @@ class LoadAuditor:
         if os.path.isfile(os.path.join(path, dcp_metadata.FILE_NAME)):
             try:
                 entries = dcp_metadata.read(path).entries
-            except (OSError, HeaderError) as error:
+            except (OSError, ValueError) as error:
                 found = error.finding() if isinstance(error, HeaderError) else _unreadable(error)
                 return self._judge("LoadAuditor.check", wanted, Inventory(), Facts(path=path, findings=(found,)))
             return self._judge("LoadAuditor.check", wanted, Inventory(_part(entries, wanted)), Facts(path=path))
@@ -141,5 +142,6 @@ def _part(entries: Mapping[str, Any], wanted: Inventory) -> Mapping[str, Any]:
     return {key.partition(".")[2]: entry for key, entry in entries.items() if key.startswith(f"{name}.")}
 
 
-def _unreadable(error: OSError) -> Finding:
-    return Finding("metadata_unreadable", "error", f".metadata cannot be read: {error.strerror or error}")
+def _unreadable(error: Exception) -> Finding:
+    reason = getattr(error, "strerror", None) or str(error)
+    return Finding("metadata_unreadable", "error", f".metadata cannot be read: {shown(reason)}")
