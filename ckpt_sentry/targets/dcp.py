@@ -132,7 +132,7 @@ def _wrap_exception(original: Callable[..., Any], patch: Patch) -> Callable[...,
         if load is None:
             return original(exc)
         raised(load, exc)
-        return original(portable(exc) or exc)
+        return original(portable(load, exc) or exc)
 
     return wrap_exception
 
@@ -143,8 +143,9 @@ def _raised(load: Load, exc: BaseException) -> None:
 
 
 @contained("dcp.portable")
-def _portable(exc: BaseException) -> BaseException | None:
-    return dcp_portable.portable(exc)
+def _portable(load: Load, exc: BaseException) -> BaseException | None:
+    # In a load of one process nothing travels: the caller gets the very object that was raised.
+    return dcp_portable.portable(exc) if load.notes.get("gathers", True) else exc
 
 
 def _collective(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:

@@ -86,6 +86,7 @@ def note_step_function(load: Load, function: Callable[[], Any], wrapper: Any) ->
     """
     load.notes["function"] = function
     load.notes["group_rank"] = getattr(wrapper, "rank", 0)
+    load.notes["gathers"] = bool(getattr(wrapper, "use_dist", True))
 
 
 def note_plan(load: Load, plan: Any) -> None:
