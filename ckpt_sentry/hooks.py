@@ -76,6 +76,7 @@ TARGETS: list[tuple[str, str]] = [
     ("torch.serialization", "ckpt_sentry.targets.torch_load:instrument_torch"),
     ("safetensors.torch", "ckpt_sentry.targets.torch_load:instrument_safetensors"),
     ("safetensors.torch", "ckpt_sentry.targets.module:instrument_safetensors"),
+    ("torch", "ckpt_sentry.targets.module:prepare"),
     ("torch.nn.modules.module", "ckpt_sentry.targets.module:instrument"),
     ("torch.distributed.checkpoint.state_dict", "ckpt_sentry.targets.module:instrument_state_dict"),
     ("accelerate.utils.modeling", "ckpt_sentry.targets.accelerate:instrument_modeling"),

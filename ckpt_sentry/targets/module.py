@@ -64,11 +64,18 @@ def instrument_safetensors(module: ModuleType) -> None:
     hooks.patch(module, "load_model", _file_loader, target=TARGET)
 
 
+def prepare(_module: ModuleType) -> None:
+    """
+    Import what watches the calls, now that torch is whole: the first load shall not wait for it.
+    """
+    _calls()
+
+
 @contained("module.calls")
 @functools.cache
 def _calls() -> Any:
     """
-    What watches the calls. Imported at the first one: when this module is, torch itself is half imported.
+    What watches the calls. When this module is imported, torch itself is but half there.
     """
     from ckpt_sentry.targets import module_calls
 
@@ -90,12 +97,10 @@ def _wrapper(entry: Entry) -> Callable[[Callable[..., Any], Patch], Callable[...
             try:
                 result = original(*args, **kwargs)
             except BaseException as error:
-                if not calls.mended(call, None, error):
-                    calls.end(call, None, error)
+                if not calls.end(call, None, error):
                     raise
             else:
-                if not calls.mended(call, result, None):
-                    calls.end(call, result, None)
+                if not calls.end(call, result, None):
                     return result
             try:
                 result = original(*call.args, **call.kwargs)

@@ -145,52 +145,41 @@ def _is_by_name(state_dict: Any) -> bool:
     return isinstance(state_dict, Mapping) and all(isinstance(key, str) for key in state_dict)
 
 
-@contained("module.mended", default=False)
-def mended(call: Call, result: Any, error: BaseException | None) -> bool:
+@contained("module.end", default=False)
+def end(call: Call, result: Any, error: BaseException | None) -> bool:
     """
-    Mend the keys for a second attempt, where `CKPT_SENTRY_ALIGN=auto` allows it and one rule alone explains the first.
-    """
-    settings = config.settings()
-    if settings.align != "auto" or call.entry.fills_gaps or settings.mode in ("off", "observe"):
-        return False
-    lists = _lists(result, error)
-    if lists is None or not lists.missing or not lists.unexpected:
-        return False
-    found = module_judge.judged(call.module, call.state_dict, lists)
-    unified = align(call.state_dict, found.examination, settings.min_coverage)
-    if unified is None:
-        return False
-    call.state_dict = unified.state_dict
-    call.args, call.kwargs = _with(call, unified.state_dict)
-    text = f"{unified.count:,} keys of the checkpoint were aligned with the model: {unified.rule}."
-    call.aligned = Finding("renamed_keys", "info", text)
-    return True
-
-
-@contained("module.end")
-def end(call: Call, result: Any, error: BaseException | None) -> None:
-    """
-    Say how the call ended, where that is worth a word.
+    Say how the call ended, where that is worth a word. Returns True if it is to be made once more, with `call.args`.
 
     Raises:
         LowCoverageError: the settings refuse what came in (or did not).
     """
-    _inside.reset(call.token)
-    if not isinstance(call.state_dict, Mapping):
-        # What `torch.load` makes of a shard of a distributed checkpoint is its first tensor.
-        if error is not None and (path := provenance.origin(call.state_dict)) is not None:
-            torch_load.explain(error, path)
-        return
     call.error = error
-    call.lists = _lists(result, error)
-    if call.offered is not None and call.lists is not None:
-        call.lists = module_judge.compared(call.module, call.offered)
-    if call.lists is None:
-        return
+    call.lists = lists = _lists(result, error)
+    if lists is not None and (lists.missing or lists.unexpected) and _mended(call, lists):
+        return True
+    _inside.reset(call.token)
+    if lists is None:
+        _explain_shard(call, error)
+        return False
+    if call.offered is not None:
+        call.lists = lists = module_judge.compared(call.module, call.offered)
+        if lists is None:
+            return False
     if call.observer is not None:
         call.observer(call)
     else:
-        _say(call, call.lists, error)
+        _say(call, lists, error)
+    return False
+
+
+def _explain_shard(call: Call, error: BaseException | None) -> None:
+    """
+    What `torch.load` makes of a shard of a distributed checkpoint is its first tensor, which is no dict.
+    """
+    if error is not None and isinstance(call.state_dict, Tensor):
+        path = provenance.origin(call.state_dict)
+        if path is not None:
+            torch_load.explain(error, path)
 
 
 @dataclass(slots=True)
@@ -254,6 +243,26 @@ def forget() -> None:
     _kinds.failed.clear()
 
 
+def _mended(call: Call, lists: Lists) -> bool:
+    """
+    Mend the keys for a second attempt, where `CKPT_SENTRY_ALIGN=auto` allows it and one rule alone explains the first.
+    """
+    settings = config.settings()
+    if settings.align != "auto" or call.entry.fills_gaps or settings.mode in ("off", "observe"):
+        return False
+    if call.aligned is not None or not lists.missing or not lists.unexpected:
+        return False
+    found = module_judge.judged(call.module, call.state_dict, lists)
+    unified = align(call.state_dict, found.examination, settings.min_coverage)
+    if unified is None:
+        return False
+    call.state_dict = unified.state_dict
+    call.args, call.kwargs = _with(call, unified.state_dict)
+    text = f"{unified.count:,} keys of the checkpoint were aligned with the model: {unified.rule}."
+    call.aligned = Finding("renamed_keys", "info", text)
+    return True
+
+
 def _lists(result: Any, error: BaseException | None) -> Lists | None:
     if error is None:
         missing, unexpected = getattr(result, "missing_keys", None), getattr(result, "unexpected_keys", None)
@@ -301,7 +310,7 @@ def _partial(call: Call, lists: Lists) -> None:
         missing = found.examination.difference.missing
         error = LowCoverageError(accelerate_text.loaded(call.entry.name, facts, found.wanted, missing, minimum))
     if is_new or error is not None:
-        report = _record(call, facts, () if is_part else (*lists.missing, *lists.unexpected), error)
+        report = _record(call, facts, () if is_part else _sorted(lists), error)
         if error is not None:
             error.ckpt_sentry = report
     if error is not None:
@@ -314,14 +323,18 @@ def _refused(call: Call, lists: Lists, error: BaseException) -> None:
     kind = (call.module_class, facts)
     report = _kinds.failed.get(kind)
     if report is None and len(_kinds.failed) < MOST_KINDS:
-        report = _record(call, facts, (*lists.missing, *lists.unexpected), error)
+        report = _record(call, facts, _sorted(lists), error)
     if report is not None:
         _kinds.failed[kind] = report
         attach(error, note(report), report)
 
 
 def _kind(call: Call, lists: Lists) -> tuple[Any, ...]:
-    return call.module_class, hash(tuple(sorted(lists.missing))), hash(tuple(sorted(lists.unexpected)))
+    return call.module_class, hash(_sorted(lists))
+
+
+def _sorted(lists: Lists) -> tuple[str, ...]:
+    return (*sorted(lists.missing), "", *sorted(lists.unexpected))
 
 
 def _record(call: Call, facts: Facts, keys: Iterable[Any], error: BaseException | None) -> LoadReport | None:
@@ -349,5 +362,5 @@ def _record(call: Call, facts: Facts, keys: Iterable[Any], error: BaseException 
 
 
 def _digest(keys: Iterable[Any]) -> str:
-    text = "\0".join(sorted(map(str, keys)))
+    text = "\0".join(map(str, keys))
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

@@ -19,7 +19,7 @@ from ckpt_sentry.audit.examine import Examination, examine
 from ckpt_sentry.audit.findings import keys as count_keys
 from ckpt_sentry.audit.fold import key_list
 from ckpt_sentry.audit.inventory import Entry, Inventory
-from ckpt_sentry.audit.report import Coverage, Finding
+from ckpt_sentry.audit.report import CheckpointSummary, Coverage, Finding, ModelSummary
 from ckpt_sentry.checkpoints.paths import mask
 from ckpt_sentry.checkpoints.step import find_step
 from ckpt_sentry.loads import Facts
@@ -75,15 +75,17 @@ def whole(state_dict: Mapping[Any, Any], *, is_meta: bool) -> Facts:
     """
     The facts of a load that lacked nothing, from the dict alone. `is_meta`: the module holds no values to load into.
     """
-    given = module_facts.state_inventory(state_dict)
+    # Counted without an inventory, whose shapes take long to ask for.
+    tensors = [value for value in state_dict.values() if isinstance(value, torch.Tensor)]
+    elements, size = sum(map(torch.numel, tensors)), sum(value.nbytes for value in tensors)
     facts = replace(
         located(state_dict),
-        checkpoint=module_facts.checkpoint_summary(given),
-        model=module_facts.model_summary(given),
+        checkpoint=CheckpointSummary(len(state_dict), elements, size),
+        model=ModelSummary(len(state_dict), elements, size),
         coverage=Coverage(0.0, 0.0) if is_meta else Coverage(1.0, 1.0),
         utilisation=0.0 if is_meta else 1.0,
     )
-    return facts.with_findings([_meta_left(len(given.entries))]) if is_meta else facts
+    return facts.with_findings([_meta_left(len(state_dict))]) if is_meta else facts
 
 
 def judged(module: torch.nn.Module, state_dict: Mapping[Any, Any], lists: Lists) -> Judgement:

@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from ckpt_sentry import LowCoverageError
+from ckpt_sentry.audit.report import Coverage
+from tests.targets.agents import Agent, codes, fresh, hooked
+from tests.targets.nets import Net
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _hooks() -> Iterator[None]:
+    with hooked("accelerate.checkpointing"):
+        yield
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
+    with fresh(tmp_path / "records", monkeypatch) as made:
+        yield made
+
+
+class Run:
+    """
+    An accelerator with models of `classes`, the first `trained` of them with an optimizer and a scheduler.
+    """
+
+    def __init__(self, classes: tuple[type[nn.Module], ...], trained: int) -> None:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        self.accelerator = Accelerator(cpu=True)
+        self.models = [self.accelerator.prepare(make()) for make in classes]
+        for model in self.models[:trained]:
+            optimizer = torch.optim.AdamW(model.parameters())
+            self.accelerator.prepare(optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1))
+
+    def state(self) -> list[torch.Tensor]:
+        return [value.clone() for model in self.models for value in model.state_dict().values()]
+
+
+class Head(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+
+
+def run(classes: tuple[type[nn.Module], ...] = (Net,), trained: int = 1) -> Run:
+    return Run(classes, trained)
+
+
+def saved(folder: Path, classes: tuple[type[nn.Module], ...] = (Net,), trained: int = 1) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CKPT_SENTRY", "0")
+        run(classes, trained).accelerator.save_state(str(folder))
+    return folder
+
+
+def edited(file: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> None:
+    save_file({key: value.clone() for key, value in change(load_file(file)).items()}, file, metadata={"format": "pt"})
+
+
+def in_module(held: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {f"module.{key}": value for key, value in held.items()}
+
+
+def headless(held: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {key: value for key, value in held.items() if "head" not in key}
+
+
+def unchanged(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return all(map(torch.equal, one, other))
+
+
+def test_a_whole_state_is_one_good_load(agent: Agent, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "step_7")
+    run().accelerator.load_state(str(folder))
+    (report,) = agent.reports()
+    assert (report.framework, report.entry_point, report.path) == ("accelerate", "Accelerator.load_state", str(folder))
+    assert (report.verdict, report.coverage, report.step, report.findings) == ("ok", Coverage(1.0, 1.0), 7, ())
+    assert [phase.name for phase in report.phases] == ["setup", "optimizer", "scheduler", "random_states"]
+
+
+def test_each_model_is_named(agent: Agent, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "state", (Net, Head))
+    run((Net, Head)).accelerator.load_state(str(folder))
+    (finding,) = agent.last().findings
+    each = "model 100 % of keys and 100 % of elements; model_1 100 % of keys and 100 % of elements"
+    assert (finding.code, finding.text) == ("model_coverage", f"Coverage of each model: {each}.")
+
+
+@pytest.mark.parametrize("settings", [{}, {"strict": False}], ids=["strict", "loose"])
+def test_nothing_that_would_load_is_refused(agent: Agent, tmp_path: Path, settings: dict[str, bool]) -> None:
+    folder = saved(tmp_path / "state")
+    edited(folder / "model.safetensors", in_module)
+    job = run()
+    before = job.state()
+    with pytest.raises(LowCoverageError, match="the model is untouched: 0 % of keys") as caught:
+        job.accelerator.load_state(str(folder), **settings)
+    report = caught.value.ckpt_sentry
+    assert report == agent.last()
+    assert (report.verdict, report.rename.coverage) == ("no_op", 1.0)
+    assert unchanged(before, job.state())
+
+
+def test_too_little_is_refused_but_where_the_caller_asked_for_it(agent: Agent, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "state")
+    edited(folder / "model.safetensors", headless)
+    job = run()
+    before = job.state()
+    with pytest.raises(LowCoverageError, match=r"CKPT_SENTRY_ALLOW_MISSING='head\.\*'"):
+        job.accelerator.load_state(str(folder))
+    assert unchanged(before, job.state())
+    job.accelerator.load_state(str(folder), strict=False)
+    assert (agent.last().verdict, codes(agent.last())) == ("partial", ["missing_keys"])
+    agent.mode("strict")
+    with pytest.raises(LowCoverageError, match="the minimum is 100 %"):
+        job.accelerator.load_state(str(folder), strict=False)
+
+
+def test_observe_lets_the_host_speak(agent: Agent, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "state")
+    edited(folder / "model.safetensors", in_module)
+    agent.mode("observe")
+    run().accelerator.load_state(str(folder), strict=False)
+    assert (agent.last().verdict, agent.last().error) == ("no_op", None)
+    with pytest.raises(RuntimeError, match="Missing key") as caught:
+        run().accelerator.load_state(str(folder))
+    assert type(caught.value) is RuntimeError
+    assert caught.value.ckpt_sentry.verdict == "failed"
+
+
+@pytest.mark.usefixtures("agent")
+def test_a_small_model_counts_beside_a_large_one(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "state", (Net, Head))
+    edited(folder / "model_1.safetensors", in_module)
+    with pytest.raises(LowCoverageError, match=r"load_state \(model_1\) refused") as caught:
+        run((Net, Head)).accelerator.load_state(str(folder))
+    first = caught.value.ckpt_sentry.findings[0]
+    assert (first.code, first.text[:9]) == ("renamed_keys", "model_1: ")
+
+
+def test_align_mends_the_keys(agent: Agent, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "state")
+    edited(folder / "model.safetensors", in_module)
+    agent.set(ALIGN="auto")
+    run().accelerator.load_state(str(folder))
+    assert (agent.last().verdict, codes(agent.last(), "info")) == ("ok", ["renamed_keys"])
+
+
+def test_a_load_hook_is_judged_by_what_came_in(agent: Agent, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "state")
+    edited(folder / "model.safetensors", in_module)
+    job = run()
+
+    def rename(_module: nn.Module, state_dict: dict[str, torch.Tensor], *_rest: object) -> None:
+        for key in list(state_dict):
+            state_dict[key.removeprefix("module.")] = state_dict.pop(key)
+
+    job.models[0].register_load_state_dict_pre_hook(rename)
+    job.accelerator.load_state(str(folder))
+    assert (agent.last().verdict, agent.last().coverage) == ("ok", Coverage(1.0, 1.0))
+
+
+@pytest.mark.parametrize("kind", ["optimizer", "scheduler"])
+def test_a_file_that_is_missing_ends_the_load_before_it_begins(agent: Agent, tmp_path: Path, kind: str) -> None:
+    folder = saved(tmp_path / "state")
+    (folder / f"{kind}.bin").unlink()
+    job = run()
+    before = job.state()
+    with pytest.raises(FileNotFoundError) as caught:
+        job.accelerator.load_state(str(folder))
+    assert codes(caught.value.ckpt_sentry, "error") == [f"{kind}_missing"]
+    assert unchanged(before, job.state())
+    assert agent.last() == caught.value.ckpt_sentry
+
+
+def test_what_was_saved_for_more_is_said(agent: Agent, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "state", (Net, Head), trained=2)
+    run((Net, Head)).accelerator.load_state(str(folder))
+    assert (agent.last().verdict, codes(agent.last())) == ("ok", ["optimizer_extra", "scheduler_extra"])
+    run().accelerator.load_state(str(folder))
+    assert codes(agent.last()) == ["model_extra", "optimizer_extra", "scheduler_extra"]
+
+
+@pytest.mark.parametrize("content", [None, b""], ids=["missing", "empty"])
+def test_states_of_generators_that_are_not_restored_are_said(
+    agent: Agent, tmp_path: Path, content: bytes | None
+) -> None:
+    folder = saved(tmp_path / "state")
+    (folder / "random_states_0.pkl").unlink()
+    if content is not None:
+        (folder / "random_states_0.pkl").write_bytes(content)
+    run().accelerator.load_state(str(folder))
+    assert (agent.last().verdict, codes(agent.last())) == ("ok", ["rng_missing"])
+
+
+def test_a_late_failure_says_what_was_overwritten(agent: Agent, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "state")
+    (folder / "scheduler.bin").write_bytes(b"x" * 30)
+    with pytest.raises(Exception, match="Weights only load failed") as caught:
+        run().accelerator.load_state(str(folder))
+    report = caught.value.ckpt_sentry
+    assert (report.verdict, report.error.phase, codes(report)) == (
+        "failed",
+        "scheduler",
+        ["unknown_format", "partly_overwritten"],
+    )
+    assert report.findings[1].text == (
+        "Overwritten before it failed: model, optimizer.bin. What comes after is as it was."
+    )
+    assert agent.last() == report
