@@ -22,6 +22,7 @@ from ckpt_sentry.collector.groups import MAX_RANKS
 from ckpt_sentry.collector.records import Records, place
 from ckpt_sentry.render import terminal
 from ckpt_sentry.render.cells import visible
+from ckpt_sentry.render.keys import first_line
 from ckpt_sentry.render.page import Segment
 from ckpt_sentry.telemetry import otel, otlp_json
 from ckpt_sentry.telemetry.events import LoadFailing, LoadFinished, LoadStalled, LoadStarted, RankEnded
@@ -47,6 +48,7 @@ ANSWER_SECONDS = 3.0
 
 NO_STACK = "(no answer: native code holds its interpreter, or the process is stopped)"
 
+LONGEST_WORD = 200
 MOST_RUNS = 1_000
 MOST_SAID = 10_000
 
@@ -192,14 +194,17 @@ class Speaker:
         with self._lock:
             for load_id in list(self._watches):
                 self._say(load_id, settled=True)
-            for run_id, last in self._runs.items():
-                self._say_end(run_id, last)
+            if self._source is not None:
+                for run_id, last in self._runs.items():
+                    self._say_end(run_id, last)
 
     def _note(self, event: Event) -> None:
         who = event.identity
         load_id = otlp_json.load_id(event)
         if load_id in self._said:
-            return
+            if not self._aggregator.begins_anew(event):
+                return
+            del self._said[load_id]
         if not who.run_id:
             # Whoever started a process knows its pid, and not its rank.
             if (who.node, who.pid) in self._ranks:
@@ -239,7 +244,7 @@ class Speaker:
     def _is_ready(self, load_id: str) -> bool:
         watch = self._watches[load_id]
         if self._is_complete(load_id):
-            return watch.good or self._aggregator.superseded(load_id) or watch.quiet() > QUIET_SECONDS
+            return watch.good or self._aggregator.is_past(load_id) or watch.quiet() > QUIET_SECONDS
         progress = self._aggregator.progress(load_id)
         return progress.started <= progress.finished and watch.quiet() > PARTIAL_SECONDS
 
@@ -291,7 +296,7 @@ class Speaker:
         if end is None or (last is not None and (last.error is not None or last.verdict == "stalled")):
             return
         when = "before any load" if last is None else f"after its last load ({last.entry_point}) had ended"
-        say_line(f"rank {end.identity.rank} {was(end)} {when}")
+        say_line(f"rank {end.identity.rank} {first_line(was(end))[:LONGEST_WORD]} {when}")
 
 
 def _bound(table: dict[Any, Any], most: int) -> None:

@@ -30,7 +30,7 @@ from ckpt_sentry.collector.summary import (
     Spread,
     Unfinished,
 )
-from ckpt_sentry.telemetry.events import Event, RankEnded, RunEnded
+from ckpt_sentry.telemetry.events import Event, LoadStarted, RankEnded, RunEnded
 from ckpt_sentry.telemetry.events import LoadFinished as _LoadFinished
 
 __all__ = [
@@ -81,16 +81,20 @@ class Aggregator:
         self._max_loads = max_loads
         self._loads: dict[str, LoadState] = {}
         self._attempts: dict[tuple[str, int], Attempt] = {}
+        self._ended_at: dict[tuple[str, str], float] = {}
         self._count = 0
 
     def add(self, event: Event, source: str = "") -> None:
         """
         Take in one event. `source` names the receiver or the file it came through: it tells whether arrival is order.
         """
+        if self.begins_anew(event):
+            self._set_aside(event.identity.run_id)
         self._count += 1
         attempt = self._attempt(event.identity.run_id, event.identity.attempt)
         if isinstance(event, RunEnded):
             attempt.over.add(event.identity.node)
+            self._ended_at[event.identity.run_id, event.identity.node] = event.at
             return
         if isinstance(event, RankEnded):
             attempt.add(event, self._count, source)
@@ -104,6 +108,28 @@ class Aggregator:
             state = self._loads[load_id] = LoadState(event)
             attempt.last_load = load_id
         state.add(event, self._count, source)
+
+    def begins_anew(self, event: Event) -> bool:
+        """
+        Whether a load begins on a node where its run had ended: another run has the same name.
+        """
+        ended_at = self._ended_at.get((event.identity.run_id, event.identity.node))
+        return isinstance(event, LoadStarted) and ended_at is not None and event.at > ended_at
+
+    def _set_aside(self, run_id: str) -> None:
+        """
+        Keep what is known of a run that has ended apart from another that has its name.
+        """
+        aside = f"~{self._count}"
+        self._attempts = {
+            (run + aside if run == run_id else run, number): one for (run, number), one in self._attempts.items()
+        }
+        self._ended_at = {key: at for key, at in self._ended_at.items() if key[0] != run_id}
+        for load_id, state in list(self._loads.items()):
+            if state.identity.run_id == run_id and load_id == state.load_id:
+                del self._loads[load_id]
+                self._loads[load_id + aside] = state
+                state.aside = aside
 
     def _attempt(self, run_id: str, number: int) -> Attempt:
         key = run_id, number
@@ -139,12 +165,13 @@ class Aggregator:
         end = self._attempt(who.run_id, who.attempt).ends.get(who.rank)
         return end is None or (end.event.how == "exited" and end.event.exit_code is None)
 
-    def superseded(self, load_id: str) -> bool:
+    def is_past(self, load_id: str) -> bool:
         """
-        Whether a later attempt of the run has begun. Raises KeyError for a load that is not known.
+        Whether the run has ended on all nodes of a load, or has begun anew. Raises KeyError for an unknown load.
         """
-        who = self._loads[load_id].identity
-        return self._attempt(who.run_id, who.attempt).superseded
+        state = self._loads[load_id]
+        attempt = self._attempt(state.identity.run_id, state.identity.attempt)
+        return attempt.superseded or attempt.over.issuperset(state.nodes.values())
 
     def standing(self, load_id: str, rank: int) -> tuple[str | None, float]:
         """
@@ -206,7 +233,8 @@ class Aggregator:
         return _summarise(state, self._story(state, expected, settled=settled))
 
     def _story(self, state: LoadState, expected: Collection[int] | None, *, settled: bool) -> Story:
-        attempt = self._attempts.get((state.identity.run_id, state.identity.attempt)) or Attempt(set())
+        who = state.identity
+        attempt = self._attempts.get((who.run_id + state.aside, who.attempt)) or Attempt(set())
         wanted = state.reach if expected is None else expected
         return Story(state, attempt, wanted, self._order_by, settled=settled)
 
@@ -290,7 +318,8 @@ def _verdict(story: Story, groups: list[Saying], found: tuple[RankFinding, ...],
     codes = {one.code for one in found if one.level != "info"}
     # What the agent refuses has its own verdict: that it was partial, without overlap, or of wrong values.
     refused = first is not None and is_refusal(first.error)
-    if (first is not None and not refused) or codes & {"rank_killed", "rank_exited", "rank_raised"}:
+    broken = story.cut_short or bool(codes & {"rank_killed", "rank_exited", "rank_raised"})
+    if broken or (first is not None and not refused):
         verdicts.add("failed")
     if "rank_absent" in codes and not (story.waits or story.mute):
         verdicts.add("failed")

@@ -116,8 +116,7 @@ class Story:
         self.ends = attempt.ends
         self._ended_first = attempt.first() if attempt.last_load == state.load_id else None
         self._over = settled or attempt.superseded
-        self.mute = settled and not attempt.over
-        """Whether ranks fell silent without anybody having seen them end: they may live."""
+        self._settled = settled
         self._over_nodes = attempt.over
         self._all_over = bool(attempt.over) and attempt.over.issuperset(state.nodes.values())
         self.sources = {one.source for one in state.failures.values()} | {one.source for one in attempt.ends.values()}
@@ -126,6 +125,28 @@ class Story:
         self.open = [rank for rank in state.phases if rank not in state.finished]
         self.absent = [rank for rank in expected if rank not in state.phases]
         self._own = sorted((self._when(one), rank) for rank, one in state.failures.items() if one.own)
+
+    def _is_mute(self, rank: int) -> bool:
+        """
+        Whether a rank fell silent without anybody having seen it end: it may live.
+        """
+        if not self._settled or rank in self.ends:
+            return False
+        return self.state.nodes[rank] not in self._over_nodes if rank in self.state.nodes else not self._over_nodes
+
+    @property
+    def cut_short(self) -> bool:
+        """
+        Whether ranks ended, or were stopped, amid the load.
+        """
+        return any(self.is_over(rank) and not self._is_mute(rank) for rank in self.open)
+
+    @property
+    def mute(self) -> bool:
+        """
+        Whether any rank that matters fell silent.
+        """
+        return any(map(self._is_mute, (*self.open, *self.absent)))
 
     def _when(self, one: Failure | End | Cause) -> float:
         return one.order if self.order_by == "arrival" else one.at
@@ -229,7 +250,7 @@ class Story:
             return _how(end.event)
         if rank in self.state.failures:
             return "raised, and no report followed"
-        if self.mute:
+        if self._is_mute(rank):
             return "nothing more was heard"
         if self.is_over(rank):
             return "its process ended without a word"
@@ -264,7 +285,7 @@ class Story:
 
     def _ending(self, rank: int) -> tuple[str, str]:
         end = self.ends.get(rank)
-        if end is None and self.mute:
+        if end is None and self._is_mute(rank):
             return "rank_stalled", f"was last heard of {self._doing(rank)}"
         if end is None:
             return "rank_exited", f"ended {self._doing(rank)}, without a word"
@@ -291,7 +312,7 @@ class Story:
 
     def _absence(self, rank: int) -> tuple[str, str]:
         stall = self.state.stalls.get(rank)
-        text = "has not come to this load" if self.mute or not self.is_over(rank) else "never came to this load"
+        text = "has not come to this load" if self._is_mute(rank) or not self.is_over(rank) else "never came to this load"
         return "rank_absent", text + (f"; its stack:\n{stall.stack.rstrip()}" if stall and stall.stack else "")
 
     def _stall_findings(self, found: list[RankFinding]) -> None:

@@ -133,6 +133,8 @@ class LoadState:
     first_at: float = float("inf")
     head: LoadStarted | LoadReport | None = None
     left_out: int = 0
+    aside: str = ""
+    """What its run's name has been given since, where another run has that name now."""
     _shared: dict[str, str] = field(default_factory=dict)
     _phase_at: dict[int, float] = field(default_factory=dict)
 

@@ -130,15 +130,14 @@ def _header(page: Page, one: Aggregate) -> None:
 
 def _was_kept_waiting(one: Aggregate) -> bool:
     """
-    Whether the first error only says that a rank did not come: then nobody failed first.
+    Whether the first error only says that a rank did not come or has failed: then nobody here failed first.
     """
-    cause = one.findings[0] if one.findings else None
-    return (
-        cause is not None
-        and cause.code == "rank_absent"
-        and one.error is not None
-        and one.error.first_rank not in ranks.parse(cause.ranks)
-    )
+    if one.error is None:
+        return False
+    first, cause = one.error.first_rank, one.findings[0] if one.findings else None
+    if cause is not None and cause.code == "rank_absent" and first not in ranks.parse(cause.ranks):
+        return True
+    return any(found.code == "peer_failed" and first in ranks.parse(found.ranks) for found in one.findings)
 
 
 def _waiting(one: Aggregate) -> int:

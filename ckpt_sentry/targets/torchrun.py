@@ -126,9 +126,11 @@ def _run_id(config: Any, entrypoint: Any, args: Any) -> str:
     run_id = str(config.run_id)
     if run_id not in NO_RUN_ID:
         return identity.new_run_id(program, seed=run_id)
-    # A static rendezvous: its address is all that the nodes share.
-    several = int(config.max_nodes) > 1
-    return identity.new_run_id(program, seed=str(config.rdzv_endpoint) if several else None)
+    if int(config.max_nodes) <= 1:
+        return identity.new_run_id(program)
+    # A static rendezvous: its address is all that the nodes share, beside the job of a scheduler.
+    job = [os.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "PBS_JOBID", "LSB_JOBID")]
+    return identity.new_run_id(program, seed="/".join((str(config.rdzv_endpoint), *job)))
 
 
 def _is_command() -> bool:

@@ -303,6 +303,34 @@ def test_attempts_are_loads_of_their_own() -> None:
     assert (second.attempt, second.verdict) == (1, "ok")
 
 
+def test_a_name_that_is_used_again_is_another_run() -> None:
+    aggregator = Aggregator()
+    first = [started(0, 1), killed(0, "SIGKILL", 1), over(ok=False)]
+    for event in (*first, started(0, 1, at=500.0), finished(0, 1, started_at=500.0, ended_at=501.0)):
+        aggregator.add(event)
+    old, new = aggregator.loads()
+    assert (old.verdict, new.verdict, new.findings) == ("failed", "ok", ())
+
+
+def test_an_event_of_a_run_that_has_ended_which_comes_late_begins_nothing() -> None:
+    aggregator = Aggregator()
+    for event in (started(0, 1), finished(0, 1), over(ok=True), started(0, 1)):
+        aggregator.add(event)
+    (one,) = aggregator.loads()
+    assert one.verdict == "ok"
+
+
+def test_rank_stopped_amid_a_load_makes_it_a_failed_one() -> None:
+    one = seen(finished(0, 2), started(1, 2), stopped(1, 2), over(ok=False))
+    assert (one.verdict, one.error) == ("failed", None)
+
+
+def test_ranks_of_a_node_whose_launcher_fell_silent_are_not_said_to_have_ended() -> None:
+    there = replace(started(1, 2), identity=who(1, 2, node="node1", local=0))
+    one = seen(started(0, 2), there, stopped(0, 2), over(ok=False), settled=True)
+    assert [row.why for row in one.unfinished] == ["stopped by the launcher", "nothing more was heard"]
+
+
 def test_progress_and_complete() -> None:
     aggregator = Aggregator()
     assert not aggregator.complete(LOAD)

@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ class Planner(DefaultLoadPlanner):
             else:
                 threading.Timer(1.0, end).start()
         reach("read")
+        time.sleep(float(os.environ.get("SLOW_READ", "0")))
         return super().resolve_tensor(read_item)
 
 
@@ -97,7 +99,7 @@ if __name__ == "__main__":
     if "OMPI_COMM_WORLD_RANK" in os.environ:
         os.environ["RANK"] = os.environ["OMPI_COMM_WORLD_RANK"]
         os.environ["WORLD_SIZE"] = os.environ["OMPI_COMM_WORLD_SIZE"]
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=float(os.environ.get("PG_TIMEOUT", "60"))))
     main()
     sys.stdout.flush()
     os._exit(0)
