@@ -20,7 +20,8 @@ from ckpt_sentry.collector.receiver import Receiver
 from ckpt_sentry.forward import Forwarder
 from ckpt_sentry.guard import contained
 from ckpt_sentry.lifeline import Exchange
-from ckpt_sentry.speaker import Speaker, records_for
+from ckpt_sentry.run_speaker import Speaker
+from ckpt_sentry.speaker import records_for
 from ckpt_sentry.telemetry.channel import Channel
 from ckpt_sentry.telemetry.events import RankEnded, RunEnded
 

@@ -20,7 +20,7 @@ from ckpt_sentry.collector.receiver import Receiver, Request
 from ckpt_sentry.forward import read_token
 from ckpt_sentry.guard import contained
 from ckpt_sentry.render.cells import visible
-from ckpt_sentry.speaker import Speaker
+from ckpt_sentry.run_speaker import Speaker
 from ckpt_sentry.telemetry.channel import is_loopback, split_address
 
 TICK_SECONDS = 0.5

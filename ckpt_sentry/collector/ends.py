@@ -312,7 +312,8 @@ class Story:
 
     def _absence(self, rank: int) -> tuple[str, str]:
         stall = self.state.stalls.get(rank)
-        text = "has not come to this load" if self._is_mute(rank) or not self.is_over(rank) else "never came to this load"
+        maybe = self._is_mute(rank) or not self.is_over(rank)
+        text = "has not come to this load" if maybe else "never came to this load"
         return "rank_absent", text + (f"; its stack:\n{stall.stack.rstrip()}" if stall and stall.stack else "")
 
     def _stall_findings(self, found: list[RankFinding]) -> None:
