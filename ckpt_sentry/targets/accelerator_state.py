@@ -104,14 +104,14 @@ def _begin(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
         rank=values["process_index"],
         has_scaler=values["scaler"] is not None,
     )
+    state = _State(wanted, bool(values.get("load_model_func_kwargs", {}).get("strict", True)))
+    step = find_step(folder)
+    # Nothing that could fail comes after: a load that is begun has to be ended.
     load = loads.begin("accelerate", ENTRY_POINT, mask(folder))
     if load is None:
         return None
-    is_strict = bool(values.get("load_model_func_kwargs", {}).get("strict", True))
-    state = _State(wanted, is_strict)
     load.notes[NOTE] = state
     load.notes[OBSERVER] = functools.partial(_filled, load)
-    step = find_step(folder)
     load.facts = replace(
         load.facts, format="accelerate", step=step.value if step else None, step_source=step.source if step else None
     )

@@ -43,11 +43,14 @@ def begin(model_class: Any, name: Any) -> Load | None:
     """
     Open the load of `model_class.from_pretrained(name)`. The name is a folder, or one on the hub.
     """
-    path = None if name is None else mask(os.fspath(name))
-    load = loads.begin("transformers", f"{model_class.__name__}.from_pretrained", path)
-    if load is not None and path is not None and os.path.isdir(os.fspath(name)):
-        load.notes["folder"] = os.fspath(name)
-        step = find_step(name)
+    path = None if name is None else os.fspath(name)
+    local = path if path is not None and os.path.isdir(path) else None
+    step = None if local is None else find_step(local)
+    masked = None if path is None else mask(path)
+    # Nothing that could fail comes after: a load that is begun has to be ended.
+    load = loads.begin("transformers", f"{model_class.__name__}.from_pretrained", masked)
+    if load is not None:
+        load.notes["folder"] = local
         load.facts = replace(load.facts, step=step.value if step else None, step_source=step.source if step else None)
     return load
 
