@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from ckpt_sentry.audit.report import Coverage, Finding, KeyList
     from ckpt_sentry.loads import Facts
 
+REMEDY: Final = "set CKPT_SENTRY_ALIGN=auto, or load ckpt_sentry.unify_keys(state_dict, model).state_dict"
+"""How the keys are renamed where the agent itself can do it."""
+
 _SHOWN: Final = 6
 _CAUSES: Final = 3
 _PLAIN_LISTS: Final = frozenset({"missing_keys", "unexpected_keys", "low_coverage", "renamed_keys", "no_overlap"})
@@ -32,11 +35,22 @@ def refused(entry_point: str, facts: Facts, wanted: Inventory, missing: Sequence
     return _text(f"{entry_point} refused, the model is untouched", facts, wanted, missing, minimum, would=True)
 
 
-def loaded(entry_point: str, facts: Facts, wanted: Inventory, missing: Sequence[str], minimum: float) -> str:
+def loaded(  # noqa: PLR0913 - the parts of one text
+    entry_point: str,
+    facts: Facts,
+    wanted: Inventory,
+    missing: Sequence[str],
+    minimum: float,
+    *,
+    remedy: str = REMEDY,
+) -> str:
     """
     The text of an error that was raised after the load: only then it could be judged.
+
+    `remedy` says how the loader is made to rename the keys.
     """
-    return _text(f"{entry_point} has loaded too little", facts, wanted, missing, minimum, would=False)
+    head = f"{entry_point} has loaded too little"
+    return _text(head, facts, wanted, missing, minimum, would=False, remedy=remedy)
 
 
 def disproved(entry_point: str, facts: Facts) -> str:
@@ -59,7 +73,14 @@ def disproved(entry_point: str, facts: Facts) -> str:
 
 
 def _text(  # noqa: PLR0913 - the parts of one sentence
-    head: str, facts: Facts, wanted: Inventory, missing: Sequence[str], minimum: float, *, would: bool
+    head: str,
+    facts: Facts,
+    wanted: Inventory,
+    missing: Sequence[str],
+    minimum: float,
+    *,
+    would: bool,
+    remedy: str = REMEDY,
 ) -> str:
     coverage, total = facts.coverage, len(wanted.entries)
     verb = "would load" if would else "came in"
@@ -70,7 +91,7 @@ def _text(  # noqa: PLR0913 - the parts of one sentence
         example = "" if rename.example is None else " ({} → {})".format(*map(shown, rename.example))
         lines += [
             _line("rename", f"{rename.rule}{example}: {percent(rename.coverage)} would load"),
-            _line("", "set CKPT_SENTRY_ALIGN=auto, or load ckpt_sentry.unify_keys(state_dict, model).state_dict"),
+            _line("", remedy),
         ]
     if facts.missing.count:
         count = f"{facts.missing.count:,} of {total:,} keys of the model"

@@ -35,6 +35,7 @@ _ABSENCES: Final = frozenset({"shape_mismatch", "block_lost", "kind_lost"})
 _NUMBER: Final = re.compile(r"(?:^|\.)[0-9]+(?=\.|$)")
 _KINDS: Final = (".safetensors", ".bin", ".pt", ".pth")
 _SHOWN: Final = 3
+_STRIPPED: Final = re.compile(r'strip the prefix "([\w.]+)"')
 _MOST_FILES: Final = 256
 """Shards whose headers are read: of a checkpoint with more the loading info says enough."""
 
@@ -91,6 +92,7 @@ def note_info(load: Load, model: Any, load_config: Any, info: Any) -> None:
     ).examined(examination)
     load.notes["missing"] = examination.difference.missing
     load.notes["wanted"] = model_side
+    _advise(load)
     missing = set(examination.difference.missing)
     if getattr(load_config, "ignore_mismatched_sizes", False):
         missing |= mismatched.keys()
@@ -118,7 +120,8 @@ def conclude(load: Load, error: BaseException | None) -> None:
         # Nothing at all is under any minimum: name the one that the settings have.
         said = 1.0 if strict else settings.min_coverage
         wanted, missing = load.notes["wanted"], load.notes["missing"]
-        text = accelerate_text.loaded(load.entry_point, facts, wanted, missing, said)
+        remedy = load.notes["remedy"]
+        text = accelerate_text.loaded(load.entry_point, facts, wanted, missing, said, remedy=remedy)
     elif rules.disproof(facts.proof.differing.count if facts.proof else 0) is not None:
         text = accelerate_text.disproved(load.entry_point, facts)
     refusal = None if text is None else LowCoverageError(text)
@@ -195,6 +198,23 @@ def _without_ignored(model: Any, wanted: Inventory, missing: Collection[str]) ->
         if key in missing or not any(pattern.search(key) for pattern in patterns)
     }
     return Inventory(entries, {key: owner for key, owner in wanted.ties.items() if key in entries and owner in entries})
+
+
+def _advise(load: Load) -> None:
+    """
+    Say how `from_pretrained` itself is made to rename: by `key_mapping`, where the rule is but a prefix.
+    """
+    remedy = "save ckpt_sentry.unify_keys(state_dict, model).state_dict, and load that"
+    if load.facts.rename is not None and (found := _STRIPPED.fullmatch(load.facts.rename.rule)):
+        remedy = f'from_pretrained(…, key_mapping={{r"^{re.escape(found[1])}": ""}})'
+    load.notes["remedy"] = remedy
+    load.facts = replace(
+        load.facts,
+        findings=tuple(
+            replace(finding, next=f"Rename the keys: {remedy}.") if finding.code == "renamed_keys" else finding
+            for finding in load.facts.findings
+        ),
+    )
 
 
 def _is_new_head(model: Any, wanted: Inventory, missing: Iterable[str]) -> bool:

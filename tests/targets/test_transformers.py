@@ -128,6 +128,9 @@ def test_not_one_key_is_refused(agent: Agent, tmp_path: Path) -> None:
     report = caught.value.ckpt_sentry
     assert report == agent.last()
     assert (report.verdict, report.rename.rule, report.rename.coverage) == ("no_op", 'strip the prefix "module."', 1.0)
+    assert r'from_pretrained(…, key_mapping={r"^module\.": ""})' in str(caught.value)
+    transformers.LlamaForCausalLM.from_pretrained(folder, key_mapping={r"^module\.": ""})
+    assert agent.last().verdict == "ok"
     agent.mode("observe")
     transformers.LlamaForCausalLM.from_pretrained(folder)
     assert (agent.last().verdict, agent.last().error) == ("no_op", None)
