@@ -293,7 +293,7 @@ def test_the_registry_names_modules_of_this_package() -> None:
     for _, reference in hooks.TARGETS:
         module, _, function = reference.partition(":")
         assert importlib.util.find_spec(module) is not None
-        assert function.startswith("instrument")
+        assert function.startswith(("instrument", "prepare"))
 
 
 def functions(module: types.ModuleType) -> list[tuple[types.ModuleType | type, str]]:

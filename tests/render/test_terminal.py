@@ -74,7 +74,7 @@ def test_no_color_wins(one: Aggregate, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_markup_and_escape_codes_in_names_are_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     stream = Counting()
-    assert terminal.show(seen(finished(0, 1, verdict="partial", path="[red]x[/red]\x1b[2J")), stream)
+    assert terminal.show(seen(finished(0, 1, verdict="failed", path="[red]x[/red]\x1b[2J")), stream)
     assert "[red]x[/red]\\x1b[2J" in stream.getvalue()
 
 
