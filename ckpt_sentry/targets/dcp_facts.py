@@ -102,11 +102,9 @@ def note_plan(load: Load, plan: Any) -> None:
         return
     wanted = _wanted(planner, cells.get("state_dict"), metadata)
     seen: dict[tuple[Any, Any], Entry] = {}
-    model = Inventory({key: model_entry(value, seen) for key, value in wanted.items()}, {})
-    checkpoint = Inventory(
-        {key: checkpoint_entry(value, seen) for key, value in metadata.state_dict_metadata.items()}, {}
-    )
-    fractions, bytes_read = _reads(plan, wanted, checkpoint)
+    model = Inventory(_model_entries(wanted, seen))
+    checkpoint = Inventory(_checkpoint_entries(metadata.state_dict_metadata, seen))
+    fractions, bytes_read = _reads(plan, wanted, model, checkpoint)
     settings = config.settings()
     examination = examine(model, checkpoint, allow_missing=settings.allow_missing, read_fractions=fractions)
     load.facts = replace(
@@ -208,6 +206,31 @@ def flattened(state_dict: Any) -> dict[str, Any]:
     return flatten_state_dict(state_dict)[0] if state_dict else {}
 
 
+def _model_entries(wanted: Mapping[str, Any], seen: dict[tuple[Any, Any], Entry]) -> dict[str, Entry]:
+    """
+    `model_entry` for each value; written out for plain tensors, of which there may be 100,000.
+    """
+    entries: dict[str, Entry] = {}
+    known = seen.get
+    for key, value in wanted.items():
+        entry = known((value.shape, value.dtype)) if type(value) in _TENSOR_TYPES else None
+        entries[key] = model_entry(value, seen) if entry is None else entry
+    return entries
+
+
+def _checkpoint_entries(saved: Mapping[str, Any], seen: dict[tuple[Any, Any], Entry]) -> dict[str, Entry]:
+    """
+    `checkpoint_entry` for each value.
+    """
+    entries: dict[str, Entry] = {}
+    known = seen.get
+    for key, value in saved.items():
+        size = getattr(value, "size", None)
+        entry = None if size is None else known((size, value.properties.dtype))
+        entries[key] = checkpoint_entry(value, seen) if entry is None else entry
+    return entries
+
+
 def model_entry(value: Any, seen: dict[tuple[Any, Any], Entry]) -> Entry:
     """
     The entry of a value in a state dict, in global shapes; equal ones share an object by way of `seen`.
@@ -275,9 +298,13 @@ def _writers(files: set[Any]) -> int | None:
     return len(ranks) or None
 
 
-def _reads(plan: Any, wanted: Mapping[str, Any], checkpoint: Inventory) -> tuple[dict[str, float] | None, int]:
+def _reads(
+    plan: Any, wanted: Mapping[str, Any], model: Inventory, checkpoint: Inventory
+) -> tuple[dict[str, float] | None, int]:
     """
     What this rank will read of what it holds: the fraction of each key that is not read whole, and bytes in all.
+
+    A key whose entries differ on both sides has a fraction in any case: it tells that the values are read all the same.
     """
     items = getattr(plan, "items", None)
     if items is None:
@@ -286,14 +313,24 @@ def _reads(plan: Any, wanted: Mapping[str, Any], checkpoint: Inventory) -> tuple
     for item in items:
         key = item.dest_index.fqn
         read[key] = read.get(key, 0) + item.lengths.numel()
+    if len(read) < len(wanted):
+        read |= dict.fromkeys((key for key in wanted if key not in read), 0)
+    ours, theirs = model.entries, checkpoint.entries
+    sizes: dict[int, tuple[int, int]] = {}
     bytes_read, fractions = 0, {}
     for key, elements in read.items():
-        entry = checkpoint.entries.get(key)
+        entry = theirs.get(key)
         if entry is None or entry.shape is None:
             continue
-        bytes_read += elements * (entry.nbytes // entry.elements if entry.elements else 0)
-        local = local_elements(wanted.get(key))
-        if local:
+        size = sizes.get(id(entry))
+        if size is None:
+            size = sizes[id(entry)] = (entry.elements, entry.nbytes // entry.elements if entry.elements else 0)
+        bytes_read += elements * size[1]
+        value, is_same = wanted.get(key), ours.get(key) is entry
+        if is_same and elements >= size[0] and type(value) in _TENSOR_TYPES:
+            continue
+        local = local_elements(value)
+        if local and (elements < local or not is_same):
             fractions[key] = min(1.0, elements / local)
     return fractions, bytes_read
 

@@ -63,7 +63,7 @@ def test_every_failure_says_rank_step_path_and_shapes(tmp_path: Path, ranks: int
 
 def test_causes_that_cannot_travel_arrive(tmp_path: Path) -> None:
     for seen in outcomes(tmp_path, 4, "1"):
-        assert seen["unpicklable"]["outcome"]["failures"]["3"]["text"] == "RuntimeError: __main__.Locked: x-y"
+        assert seen["unpicklable"]["outcome"]["failures"]["3"]["text"] == "RuntimeError: __main__.LockedError: x-y"
         assert seen["unbuildable"]["outcome"]["failures"]["3"]["type"] == "KeyError"
 
 
