@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ckpt_sentry.targets.accelerate_facts import Call
 
 _SHOWN: Final = 3
+_ABOUT_META: Final = ("meta tensor", "meta device", "Default process group has not been initialized")
 
 
 def policy() -> Policy:
@@ -172,10 +173,12 @@ def _reasons(load: Load, call: Call, error: BaseException) -> Iterable[Finding]:
     """
     if call.choice is None:
         accelerate_facts.look(load, call)
-    if (left := _left_on_meta(call)) is not None:
+    described = describe(error, load.phase)
+    # torch names neither the tensor, nor that a model without values is why it looks for a process group.
+    is_about_meta = any(word in described.message for word in _ABOUT_META)
+    if is_about_meta and (left := _left_on_meta(call)) is not None:
         yield left
     elif not any(finding.level == "error" for finding in load.facts.findings):
-        described = describe(error, load.phase)
         text = f"{described.type}: {described.message}" if described.message else described.type
         yield Finding("rank_raised", "error", text)
 

@@ -112,7 +112,7 @@ class Felt(logging.Handler):
         super().__init__(logging.DEBUG)
         self.seen = False
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def emit(self, record: logging.LogRecord) -> None:  # noqa: ARG002 - that there is one is enough
         """
         Take one record.
         """

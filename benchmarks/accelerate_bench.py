@@ -1,0 +1,187 @@
+"""
+What the agent costs a load by accelerate, and what it saves: `python benchmarks/accelerate_bench.py [--gigabytes 1]`.
+
+* on/off: a good safetensors checkpoint into a model that has values, proof on, the agent installed and not, alternating
+  in one process. The values are copied. A model on the meta device gets the mapped file itself, and nothing is read
+  yet: such a "load" of any size takes as long as its bookkeeping, so what the agent adds is given in milliseconds.
+* refused/loaded: a checkpoint of twice the size with a wrong prefix, refused, and the same one loaded under its name.
+
+Medians, and the spread of the ratios of neighbouring pairs, in seconds of CPU time of one thread: that is what the load
+takes on a machine that does nothing else. The files stay in the page cache; on a disk the load takes longer, and the
+agent does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+os.environ |= {"CKPT_SENTRY": "1", "CKPT_SENTRY_LOG": "off", "CUDA_VISIBLE_DEVICES": "", "TQDM_DISABLE": "1"}
+os.environ.setdefault("CKPT_SENTRY_DIR", tempfile.mkdtemp(prefix="ckpt-sentry-bench-records-"))
+warnings.simplefilter("ignore")
+
+import torch  # noqa: E402
+from accelerate import big_modeling, init_empty_weights  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
+from torch import nn  # noqa: E402
+
+import ckpt_sentry  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+torch.set_num_threads(1)
+WIDTH = 1024
+
+
+class Block(nn.Module):
+    """
+    The matrices and norms of a transformer's block: 12 x WIDTH² elements, 9 tensors.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in "qkvo":
+            setattr(self, name, nn.Linear(WIDTH, WIDTH, bias=False))
+        self.up = nn.Linear(WIDTH, 4 * WIDTH, bias=False)
+        self.down = nn.Linear(4 * WIDTH, WIDTH, bias=False)
+        self.norm = nn.LayerNorm(WIDTH)
+
+
+def model(gigabytes: float, *, empty: bool = False) -> nn.Module:
+    """
+    So many blocks that they take `gigabytes` in float32; `empty` on the meta device, else zeros.
+    """
+    blocks = round(gigabytes * 2**30 / (12 * WIDTH * WIDTH * 4))
+    with init_empty_weights():
+        made = nn.ModuleDict({"layers": nn.ModuleList(Block() for _ in range(blocks))})
+    if not empty:
+        made.to_empty(device="cpu")
+        with torch.no_grad():
+            for value in made.parameters():
+                value.zero_()
+    return made
+
+
+def save(path: Path, gigabytes: float, prefix: str = "") -> None:
+    """
+    Values for that model.
+    """
+    save_file(
+        {prefix + key: torch.randn(value.shape) for key, value in model(gigabytes, empty=True).state_dict().items()},
+        path,
+        metadata={"format": "pt"},
+    )
+
+
+def timed(load: Callable[[], object]) -> float:
+    """
+    Seconds that a load takes, garbage of the last one not counted.
+    """
+    gc.collect()
+    began = time.process_time()
+    load()
+    return time.process_time() - began
+
+
+def quartiles(ratios: list[float]) -> str:
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return f"{middle:.3f} (quartiles {low:.3f} to {high:.3f}, {len(ratios)} pairs)"
+
+
+def cost(folder: Path, gigabytes: float, pairs: int) -> None:
+    """
+    Print on/off of a load that copies, and what one that only maps takes longer.
+    """
+    path = folder / "good.safetensors"
+    save(path, gigabytes)
+    target = model(gigabytes)
+    on, off = alternate(partial(big_modeling.load_checkpoint_and_dispatch, target, str(path)), pairs)
+    del target
+    ratios = [one / other for one, other in zip(on, off, strict=True)]
+    print(f"good load of {gigabytes:g} GB, {statistics.median(off):.2f} s: on/off {quartiles(ratios)}")
+    on, off = alternate(
+        lambda: big_modeling.load_checkpoint_and_dispatch(
+            model(gigabytes, empty=True), str(path), device_map={"": "cpu"}
+        ),
+        pairs,
+    )
+    more = statistics.median(on) - statistics.median(off)
+    print(f"mapped, not read, {statistics.median(off) * 1e3:.0f} ms: {more * 1e3:+.1f} ms with the agent")
+    path.unlink()
+
+
+def alternate(load: Callable[[], object], pairs: int) -> tuple[list[float], list[float]]:
+    """
+    Seconds with the agent and without, in pairs, of which every other begins with the agent.
+    """
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    ckpt_sentry.install()
+    load()
+    for pair in range(pairs):
+        for is_on in (True, False) if pair % 2 else (False, True):
+            (ckpt_sentry.install if is_on else ckpt_sentry.uninstall)()
+            seconds[is_on].append(timed(load))
+    return seconds[True], seconds[False]
+
+
+def saving(folder: Path, gigabytes: float, pairs: int) -> None:
+    """
+    Print how much faster a refusal is than the load.
+    """
+    path = folder / "wrong.safetensors"
+    save(path, gigabytes, "model.")
+    target = model(gigabytes)
+    factors, refused = [], []
+    for _ in range(pairs):
+        ckpt_sentry.uninstall()
+        right = nn.ModuleDict({"model": target})
+        loaded = timed(partial(big_modeling.load_checkpoint_and_dispatch, right, str(path)))
+        ckpt_sentry.install()
+        refused.append(timed(partial(refuse, target, path)))
+        factors.append(loaded / refused[-1])
+    print(
+        f"wrong prefix, {gigabytes:g} GB: refused in {statistics.median(refused) * 1e3:.1f} ms, "
+        f"{statistics.median(factors):.0f} times as fast as loaded ({min(factors):.0f} to {max(factors):.0f})"
+    )
+
+
+def refuse(wrong: nn.Module, path: Path) -> None:
+    """
+    A load that has to be refused.
+    """
+    try:
+        big_modeling.load_checkpoint_and_dispatch(wrong, str(path))
+    except ckpt_sentry.LowCoverageError:
+        return
+    sys.exit("the load was not refused")
+
+
+def main() -> None:
+    """
+    Run both.
+    """
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gigabytes", type=float, default=1.0)
+    parser.add_argument("--pairs", type=int, default=21)
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="ckpt-sentry-bench-"))
+    try:
+        cost(folder, options.gigabytes, options.pairs)
+        saving(folder, 2 * options.gigabytes, 5)
+    finally:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()
