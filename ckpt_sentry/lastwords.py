@@ -32,7 +32,7 @@ from ckpt_sentry.telemetry.events import RankEnded
 if TYPE_CHECKING:
     from ckpt_sentry.telemetry.events import Event
 
-SECONDS: Final = 1.5
+SECONDS: Final = 0.5
 LONGEST: Final = 2_000
 LONGEST_TEXT: Final = 20_000
 _INTERRUPTS: Final = (KeyboardInterrupt, SystemExit, GeneratorExit)

@@ -224,19 +224,12 @@ class Lifeline:
         self._sock.close()
 
     def _listen(self) -> None:
-        unread = bytearray()
-        while True:
-            try:
-                data = self._sock.recv(64 * 1024)
-            except OSError:
-                return
-            unread += data
-            if not data or len(unread) > MAX_LINE:
-                return
-            while b"\n" in unread:
-                line, _, rest = bytes(unread).partition(b"\n")
-                unread = bytearray(rest)
-                self._reply(line)
+        with self._sock, contextlib.suppress(OSError):
+            unread = b""
+            while (data := self._sock.recv(64 * 1024)) and len(unread) <= MAX_LINE:
+                *whole, unread = (unread + data).split(b"\n")
+                for line in whole:
+                    self._reply(line)
 
     @contained("lifeline.answer")
     def _reply(self, line: bytes) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ckpt_sentry.collector.aggregate import Aggregator
@@ -57,9 +57,9 @@ class _Watch:
     """
 
     since: float
+    began: float
+    last: float
     good: bool = True
-    began: float = field(default_factory=time.monotonic)
-    last: float = field(default_factory=time.monotonic)
     asked: float | None = None
     hung: bool = False
 
@@ -96,12 +96,18 @@ class Speaker:
         Take one OTLP request (in JSON form) of a worker. Returns how many of its records were refused.
         """
         with self._lock:
-            self._records.append(request)
             if signal != "logs":
+                self._records.append(request)
                 return 0
             events, refused = otlp_json.decode(request)
+            # What is only known by a pid is kept once its rank is known, see `_note`.
+            own = [event for event in events if event.identity.run_id]
+            if own or not events:
+                self._records.append(request if len(own) == len(events) else otlp_json.encode(own))
             for event in events:
                 self._note(event)
+                if isinstance(event, LoadFinished) and event.report.load_id in self._watches:
+                    self._say_if_ready(event.report.load_id)
             return refused
 
     def hear(self, event: Event) -> None:
@@ -109,7 +115,8 @@ class Speaker:
         Take one event of this very process. Workers export what they know themselves; this they do not know.
         """
         with self._lock:
-            self._records.append(otlp_json.encode((event,)))
+            if event.identity.run_id:
+                self._records.append(otlp_json.encode((event,)))
             self._note(event)
         otel.event(event)
 
@@ -175,9 +182,9 @@ class Speaker:
         """
         with self._lock:
             for load_id, watch in list(self._watches.items()):
-                if self._is_ready(load_id):
-                    self._say(load_id, settled=False)
-                elif watch.asked is not None and not watch.hung and time.monotonic() - watch.asked > ANSWER_SECONDS:
+                if self._say_if_ready(load_id):
+                    continue
+                if watch.asked is not None and not watch.hung and time.monotonic() - watch.asked > ANSWER_SECONDS:
                     watch.hung = True
                     self._say_hanging(load_id)
 
@@ -215,16 +222,15 @@ class Speaker:
     def _follow(self, load_id: str, event: Event) -> None:
         if not isinstance(event, LoadStalled):
             self._first_rank = event.identity.rank - event.identity.local_rank
-        watch = self._watches.setdefault(load_id, _Watch(event.at))
-        watch.last = time.monotonic()
+        now = time.monotonic()
+        watch = self._watches.setdefault(load_id, _Watch(event.at, began=now, last=now))
+        watch.last = now
         if isinstance(event, LoadFailing):
             watch.good = False
         elif isinstance(event, LoadStalled):
             watch.asked = watch.asked or watch.last
         elif isinstance(event, LoadFinished):
             watch.good = watch.good and event.report.verdict == "ok"
-            if self._is_ready(load_id):
-                self._say(load_id, settled=False)
 
     def _expected(self) -> range | None:
         """
@@ -243,6 +249,12 @@ class Speaker:
             return watch.good or self._aggregator.is_past(load_id) or watch.quiet() > QUIET_SECONDS
         progress = self._aggregator.progress(load_id)
         return progress.started <= progress.finished and watch.quiet() > PARTIAL_SECONDS
+
+    def _say_if_ready(self, load_id: str) -> bool:
+        ready = self._is_ready(load_id)
+        if ready:
+            self._say(load_id, settled=False)
+        return ready
 
     def _say(self, load_id: str, *, settled: bool) -> None:
         good = self._watches.pop(load_id).good
