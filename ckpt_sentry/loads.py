@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_sentry import identity, outlets, stall
 from ckpt_sentry.audit.report import (
+    NO_KEYS,
     CheckpointSummary,
     Coverage,
     DtypeCast,
@@ -27,7 +28,6 @@ from ckpt_sentry.audit.report import (
     LoadError,
     LoadReport,
     ModelSummary,
-    NO_KEYS,
     Phase,
     Proof,
     Rename,
@@ -38,7 +38,7 @@ from ckpt_sentry.guard import contained
 from ckpt_sentry.telemetry.events import LoadFailing, LoadFinished, LoadStarted, PhaseEntered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from ckpt_sentry.audit.examine import Examination
 
@@ -115,7 +115,7 @@ class Load:
         self.started_at = time.time() - seconds_ago
         self.thread_id = threading.get_ident()
         self.notes: dict[str, Any] = {}
-        """What the target needs to remember until the load ends. Emptied then, so that nothing of the host's lives on."""
+        """What the target needs to remember until the load ends. Emptied then: nothing of the host's lives on."""
         self._clock = time.perf_counter() - seconds_ago
         self._phase = SETUP
         self._phase_began = self._clock
@@ -225,8 +225,14 @@ def current() -> Load | None:
 
 
 @contained("loads.begin")
-def begin(
-    framework: Framework, entry_point: str, path: str | None, *, kind: str = "", seconds_ago: float = 0.0
+def begin(  # noqa: PLR0913 - all but the first three have defaults
+    framework: Framework,
+    entry_point: str,
+    path: str | None,
+    *,
+    kind: str = "",
+    seconds_ago: float = 0.0,
+    observe: Callable[[Load], object] | None = None,
 ) -> Load | None:
     """
     Open a load and say so, or None where the agent itself fails: the caller then calls the original and nothing else.
@@ -235,7 +241,15 @@ def begin(
         kind: what tells this load from others of its framework on all ranks alike, where ranks do not all make the
             same loads: the n-th load of a kind is then one load on all of them, not the n-th of the framework.
         seconds_ago: how long ago it began, where it is only worth a word now that it has ended.
+        observe: what the target wants to note of it at once. If it fails, the load is not the current one any more: it
+            would make every later load of this thread a part of itself.
     """
     load = Load(framework, entry_point, path, kind=kind, seconds_ago=seconds_ago)
-    load.begin()
+    try:
+        load.begin()
+        if observe is not None:
+            observe(load)
+    except BaseException:
+        load.leave()
+        raise
     return load

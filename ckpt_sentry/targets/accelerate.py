@@ -60,10 +60,12 @@ def _begin(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     call = accelerate_facts.read_call(original, args, kwargs)
     if call is None:
         return None
-    load = loads.begin("accelerate", call.entry_point, mask(call.path))
-    if load is not None:
-        load.notes[accelerate_facts.NOTE] = call
-    return load
+    return loads.begin(
+        "accelerate",
+        call.entry_point,
+        mask(call.path),
+        observe=lambda load: load.notes.update({accelerate_facts.NOTE: call}),
+    )
 
 
 @contained("accelerate.before")

@@ -50,12 +50,13 @@ def _begin(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     if arguments is None:
         return None
     path = os.fsdecode(arguments["input_dir"])
-    load = loads.begin("accelerate", original.__name__, mask(path), kind=original.__name__)
-    if load is not None:
+
+    def observe(load: Load) -> None:
         step = find_step(path)
         load.facts = replace(load.facts, step=step.value if step else None, step_source=step.source if step else None)
         load.notes[_NOTE] = arguments
-    return load
+
+    return loads.begin("accelerate", original.__name__, mask(path), kind=original.__name__, observe=observe)
 
 
 @contained("accelerate_fsdp.before")

@@ -67,10 +67,12 @@ def _begin(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     if (outer := loads.current()) is not None:
         dcp_facts.note_arguments(outer, args, kwargs)
         return None
-    load = loads.begin("dcp", f"dcp.{original.__name__}", dcp_facts.path_of(args, kwargs))
-    if load is not None:
-        dcp_facts.note_arguments(load, args, kwargs)
-    return load
+    return loads.begin(
+        "dcp",
+        f"dcp.{original.__name__}",
+        dcp_facts.path_of(args, kwargs),
+        observe=lambda load: dcp_facts.note_arguments(load, args, kwargs),
+    )
 
 
 @contained("dcp.end")
