@@ -77,11 +77,14 @@ def own_seconds(state: dict[str, Any], path: Path) -> float:
     The least of three loads: time inside of the agent's own functions, called by the hooks.
     """
     spent: list[float] = []
+    kept: list[Any] = []
     names = ("_begin", "_end", "_enter", "_planned", "_read", "_left")
     originals = {name: getattr(target, name) for name in names}
 
     def timing(function: Any) -> Any:
         def call(*args: Any) -> Any:
+            # What torch would free itself when it returns is not to be freed inside of ours.
+            kept.append(dict(getattr(args[0], "notes", {})))
             began = time.perf_counter()
             try:
                 return function(*args)
@@ -100,6 +103,7 @@ def own_seconds(state: dict[str, Any], path: Path) -> float:
             spent.clear()
             timed_load(state, path)
             totals.append(sum(spent))
+            kept.clear()
     finally:
         ckpt_sentry.uninstall()
         for name, function in originals.items():
