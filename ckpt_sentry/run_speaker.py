@@ -18,7 +18,7 @@ from ckpt_sentry.collector.groups import MAX_RANKS
 from ckpt_sentry.render.keys import first_line
 from ckpt_sentry.speaker import say, say_line
 from ckpt_sentry.telemetry import otel, otlp_json
-from ckpt_sentry.telemetry.events import LoadFailing, LoadFinished, LoadStalled, RankEnded
+from ckpt_sentry.telemetry.events import LoadFailing, LoadFinished, LoadStalled, LoadStarted, RankEnded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -106,8 +106,8 @@ class Speaker:
                 self._records.append(request if len(own) == len(events) else otlp_json.encode(own))
             for event in events:
                 self._note(event)
-                if isinstance(event, LoadFinished) and event.report.load_id in self._watches:
-                    self._say_if_ready(event.report.load_id)
+                if isinstance(event, (LoadStarted, LoadFinished)):
+                    self._say_ready()
             return refused
 
     def hear(self, event: Event) -> None:
@@ -181,9 +181,8 @@ class Speaker:
         Say what is ready to be said. Called now and then while the workers run.
         """
         with self._lock:
+            self._say_ready()
             for load_id, watch in list(self._watches.items()):
-                if self._say_if_ready(load_id):
-                    continue
                 if watch.asked is not None and not watch.hung and time.monotonic() - watch.asked > ANSWER_SECONDS:
                     watch.hung = True
                     self._say_hanging(load_id)
@@ -250,11 +249,9 @@ class Speaker:
         progress = self._aggregator.progress(load_id)
         return progress.started <= progress.finished and watch.quiet() > PARTIAL_SECONDS
 
-    def _say_if_ready(self, load_id: str) -> bool:
-        ready = self._is_ready(load_id)
-        if ready:
+    def _say_ready(self) -> None:
+        for load_id in [load_id for load_id in self._watches if self._is_ready(load_id)]:
             self._say(load_id, settled=False)
-        return ready
 
     def _say(self, load_id: str, *, settled: bool) -> None:
         good = self._watches.pop(load_id).good

@@ -46,6 +46,8 @@ def reach(phase: str) -> None:
     Come to a phase: the chosen rank ends if it is the one.
     """
     if phase == PHASE and dist.get_rank() == CHOSEN and HOW != "none" and RESTARTS < ATTEMPTS:
+        # The others are to be in the load, or out of it, by then.
+        time.sleep(1.0 if phase in ("before", "after") else 0.0)
         end()
 
 
@@ -65,7 +67,8 @@ class Planner(DefaultLoadPlanner):
             else:
                 threading.Timer(1.0, end).start()
         reach("read")
-        time.sleep(float(os.environ.get("SLOW_READ", "0")))
+        if os.environ.get("SLOW_RANK", str(dist.get_rank())) == str(dist.get_rank()):
+            time.sleep(float(os.environ.get("SLOW_READ", "0")))
         return super().resolve_tensor(read_item)
 
 
