@@ -126,7 +126,7 @@ def _left(load: Load, step: str) -> None:
 
 
 def _wrap_exception(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
-    current, raised, portable = loads.current, _raised, _portable
+    current, raised, portable, sendable = loads.current, _raised, _portable, _sendable
 
     @functools.wraps(original)
     def wrap_exception(exc: BaseException) -> Any:
@@ -134,7 +134,9 @@ def _wrap_exception(original: Callable[..., Any], patch: Patch) -> Callable[...,
         if load is None:
             return original(exc)
         raised(load, exc)
-        return original(portable(load, exc) or exc)
+        wrapped = original(portable(load, exc) or exc)
+        sendable(wrapped)
+        return wrapped
 
     return wrap_exception
 
@@ -142,6 +144,11 @@ def _wrap_exception(original: Callable[..., Any], patch: Patch) -> Callable[...,
 @contained("dcp.raised")
 def _raised(load: Load, exc: BaseException) -> None:
     dcp_errors.note_own(load, exc)
+
+
+@contained("dcp.sendable")
+def _sendable(wrapped: Any) -> None:
+    dcp_portable.without_code(wrapped)
 
 
 @contained("dcp.portable")

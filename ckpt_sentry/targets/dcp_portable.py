@@ -48,6 +48,18 @@ def portable(exc: BaseException) -> BaseException:
     return exc
 
 
+def without_code(wrapped: Any) -> None:
+    """
+    Take the code objects out of a traceback that is to be sent: they cannot be pickled.
+
+    Python 3.13 and later keep them (`FrameSummary._code`), and torch before 2.13 sends them, so that there every
+    failure becomes "cannot pickle code objects".
+    """
+    for frame in wrapped[1]:
+        if getattr(frame, "_code", None) is not None:
+            frame._code = None
+
+
 def tell(exc: BaseException) -> None:
     """
     Note on the exception what its text means, while the frames are there that know.

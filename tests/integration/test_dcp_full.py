@@ -100,3 +100,27 @@ def test_resharding_is_right(tmp_path: Path) -> None:
         assert [(load["verdict"], load["findings"], load["coverage"]["judged"]) for load in done.loads()] == [
             ("ok", [], 1.0)
         ] * 2
+
+
+def test_seams_that_other_versions_lack_are_absent_and_harmless(tmp_path: Path) -> None:
+    done = harness.run("dcp_versions.py", folder=tmp_path)
+
+    assert done.code == 0, done.err
+    found = json.loads(done.out.splitlines()[-1])
+    assert found["differences"] == []
+    states = {
+        what: [name for name, state in found["states"][what].items() if state == "absent"] for what in found["states"]
+    }
+    base = "torch.distributed.checkpoint"
+    assert states == {
+        "as it is": [],
+        "no load_state_dict": [f"{base}.state_dict_loader.load_state_dict"],
+        "no _load_state_dict_from_keys": [f"{base}.state_dict_loader._load_state_dict_from_keys"],
+        "no _load_state_dict": [f"{base}.format_utils._load_state_dict"],
+        "no barrier": [f"{base}.utils._DistWrapper.barrier"],
+        "no all_reduce": [],
+        "no __str__": [],
+        "renamed_wrap_exception": [f"{base}.utils._wrap_exception"],
+        "no_size_check": [],
+    }
+    assert "failed" not in {state for names in found["states"].values() for state in names.values()}

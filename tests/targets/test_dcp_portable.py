@@ -12,7 +12,7 @@ import torch.distributed.checkpoint  # noqa: F401 - the hooks wait for it
 from torch.distributed.checkpoint.api import CheckpointException, _wrap_exception
 
 from ckpt_sentry import hooks
-from ckpt_sentry.targets.dcp_portable import portable, tell, text_of
+from ckpt_sentry.targets.dcp_portable import portable, tell, text_of, without_code
 
 MOST_BYTES = 10_000_000
 MOST_LINES = 60
@@ -166,3 +166,14 @@ def test_the_told_text_travels() -> None:
     assert text_of(received) == "'absent: [k{0-1}]'"
     assert "<generator" in str(received)
     assert "KeyError: 'absent: [k{0-1}]'" in str(CheckpointException("plan", {0: (received, None)}))
+
+
+def test_code_objects_are_taken_out_of_a_traceback() -> None:
+    wrapped = failure()
+    frame = wrapped[1][0]
+    if hasattr(frame, "_code"):
+        frame._code = without_code.__code__
+    without_code(wrapped)
+
+    assert getattr(frame, "_code", None) is None
+    assert pickle.loads(pickle.dumps(wrapped))[0].args == wrapped[0].args
