@@ -43,7 +43,7 @@ def command(*, listen: str, token_file: str | None, folder: str | None) -> None:
     not encrypted: use a private network, or the OpenTelemetry Collector with TLS. SIGTERM and SIGINT end it.
     """
     try:
-        host, port = split_address(listen)
+        host, port = _place(listen)
         token = read_token(token_file)
     except (ValueError, OSError) as error:
         _fail(str(error))
@@ -107,6 +107,15 @@ class Collector:
         for sourced in records.Reading((path,), None):
             for event in sourced.events:
                 self._speaker.remember(event)
+
+
+def _place(listen: str) -> tuple[str, int]:
+    """
+    Host and port to listen on; port 0 is any free one. Raises ValueError.
+    """
+    if listen.endswith(":0"):
+        return split_address(f"{listen[:-1]}1")[0], 0
+    return split_address(listen)
 
 
 def _fail(message: str) -> NoReturn:
