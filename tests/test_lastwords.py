@@ -38,9 +38,8 @@ class Worker:
                 WORLD_SIZE="2",
                 **settings,
             )
-            return subprocess.run(
-                [sys.executable, "-c", LISTEN + code], env=environ, capture_output=True, text=True, check=False, timeout=60
-            )
+            line = [sys.executable, "-c", LISTEN + code]
+            return subprocess.run(line, env=environ, capture_output=True, text=True, check=False, timeout=60)
 
     def _take(self, request: Request) -> None:
         for event in otlp_json.decode(request.body)[0]:

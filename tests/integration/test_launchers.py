@@ -77,7 +77,8 @@ def test_two_runs_of_one_command_are_two_runs(tmp_path: Path) -> None:
 
 def test_accelerate_launch(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
-    words = ["--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    words = ["--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
+    words += ["--mixed_precision", "no", "--dynamo_backend", "no"]
     line = [sys.executable, "-m", "accelerate.commands.launch", *words, ranks.PROGRAM, "plan", "1", "SIGKILL"]
     done = ranks.launch([*line, str(tmp_path / "work")], tmp_path)
     assert ranks.first(ranks.last(done)) == ("SIGKILL", 1, "plan")

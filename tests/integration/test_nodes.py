@@ -67,7 +67,8 @@ class Cable:
         inside = f'hostname node-{host}; exec "$@"'
         command = ["ip", "netns", "exec", f"{host}{TAG}", "unshare", "--uts", "sh", "-c", inside, "sh", *line]
         with (self.folder / f"{host}-{len(self.processes)}.err").open("w") as err:
-            process = subprocess.Popen(command, env=environment(**settings), stderr=err, text=True, start_new_session=True)
+            environ = environment(**settings)
+            process = subprocess.Popen(command, env=environ, stderr=err, text=True, start_new_session=True)
         self.processes.append(process)
         return process
 
@@ -108,7 +109,7 @@ class Cable:
         """
         deadline = time.monotonic() + TIMEOUT
         while not condition():
-            assert time.monotonic() < deadline, [self.said(p.name[0], int(p.name[2])) for p in self.folder.glob("*.err")]
+            assert time.monotonic() < deadline, [file.read_text() for file in self.folder.glob("*.err")]
             time.sleep(0.1)
 
     def records(self, name: str) -> Outcome:
