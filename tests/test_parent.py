@@ -82,7 +82,9 @@ def test_a_stranger_is_not_heard(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == ""
 
 
-def test_a_launcher_below_tells_what_it_knows(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launcher_below_tells_what_it_knows(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     parent = Parent(None, None, knows_ends=False)
     assert not has_parent()
     for name, value in parent.environment.items():
