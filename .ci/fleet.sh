@@ -24,12 +24,16 @@ fleet_unpack jaeger 'jaeger-*.xz'
 [[ ! -x $fleet_bin/otelcol ]] || export CKPT_SENTRY_OTELCOL=$fleet_bin/otelcol
 [[ ! -x $fleet_bin/jaeger ]] || export CKPT_SENTRY_JAEGER=$fleet_bin/jaeger
 
-if ! command -v promtool >/dev/null; then
+fleet_packages=()
+command -v promtool >/dev/null || fleet_packages+=(prometheus)
+command -v mpirun >/dev/null || fleet_packages+=(openmpi-bin)
+command -v ip >/dev/null || fleet_packages+=(iproute2)
+if ((${#fleet_packages[@]})); then
     fleet_sudo=()
     [[ $(id -u) == 0 ]] || fleet_sudo=(sudo -n)
     "${fleet_sudo[@]}" apt-get update -qq &&
-        "${fleet_sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends prometheus \
-            >/dev/null || echo "Prometheus could not be installed" >&2
+        "${fleet_sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+            "${fleet_packages[@]}" >/dev/null || echo "could not be installed: ${fleet_packages[*]}" >&2
 fi
 
 # What is missing by now fails its tests instead of skipping them.
