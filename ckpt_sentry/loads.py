@@ -113,6 +113,7 @@ class Load:
         """The exception that this rank itself raised, if any."""
         self.report: LoadReport | None = None
         self.started_at = time.time() - seconds_ago
+        self.left = False
         self.thread_id = threading.get_ident()
         self.notes: dict[str, Any] = {}
         """What the target needs to remember until the load ends. Emptied then: nothing of the host's lives on."""
@@ -203,6 +204,7 @@ class Load:
         """
         Stop being the current load. May be called twice.
         """
+        self.left = True
         stall.leave(self.load_id)
         self.notes.clear()
         if _current.get() is self:
@@ -221,7 +223,9 @@ def current() -> Load | None:
     """
     The load that runs in this thread, if any.
     """
-    return _current.get()
+    load = _current.get()
+    # A context that was copied amid a load (`asyncio.to_thread`, a task) still holds it when it is over.
+    return None if load is None or load.left else load
 
 
 @contained("loads.begin")
