@@ -92,7 +92,14 @@ def _described(exc: BaseException) -> LoadError:
         text = str(exc)
     except Exception:
         text = ""
-    return LoadError(name, mask_text(text)[:LONGEST])
+    return LoadError(name, mask_text(text[: 32 * LONGEST])[:LONGEST])
+
+
+def _printed(text: str) -> str:
+    """
+    Text that torchrun prints as it is: without credentials, and without what could steer a terminal.
+    """
+    return "\n".join(map(config.printable, mask_text(text).split("\n")))
 
 
 def _fill_error_file(error: LoadError, text: str) -> None:
@@ -102,8 +109,9 @@ def _fill_error_file(error: LoadError, text: str) -> None:
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
         return
-    extra = {"py_callstack": text[-LONGEST_TEXT:], "timestamp": str(int(time.time()))}
-    data = json.dumps({"message": {"message": f"{error.type}: {error.message}"[:LONGEST], "extraInfo": extra}})
+    extra = {"py_callstack": _printed(text[-LONGEST_TEXT:]), "timestamp": str(int(time.time()))}
+    what = _printed(f"{error.type}: {error.message}"[:LONGEST])
+    data = json.dumps({"message": {"message": what, "extraInfo": extra}})
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     except OSError:  # it is there already, or its folder is not ours to write in
