@@ -81,8 +81,18 @@ def state_root(environ: Mapping[str, str] = os.environ) -> Path:
     `$XDG_STATE_HOME/ckpt_sentry`; a relative value is ignored, as the XDG base directory specification says.
     """
     base = Path(environ.get("XDG_STATE_HOME", ""))
-    root = base if base.is_absolute() else Path(environ.get("HOME") or "~").expanduser() / ".local" / "state"
+    root = base if base.is_absolute() else _expanded(Path(environ.get("HOME") or "~")) / ".local" / "state"
     return root / "ckpt_sentry"
+
+
+def _expanded(path: Path) -> Path:
+    """
+    The path without "~". Where that home is not known (a user id without a name, and no HOME) nothing can be written.
+    """
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        return Path(os.devnull) / path
 
 
 def place(directory: str | None, run_id: str, environ: Mapping[str, str] = os.environ) -> Place:
@@ -90,7 +100,7 @@ def place(directory: str | None, run_id: str, environ: Mapping[str, str] = os.en
     Where a run writes: `directory` (`CKPT_SENTRY_DIR`) as it is, or the run's own folder under the state folder.
     """
     if directory:
-        return Place(Path(directory).expanduser(), private=False)
+        return Place(_expanded(Path(directory)), private=False)
     return Place(state_root(environ) / safe_name(run_id), private=True)
 
 
@@ -98,7 +108,7 @@ def default_source(directory: str | None, environ: Mapping[str, str] = os.enviro
     """
     Where one reads when nothing is named.
     """
-    return Path(directory).expanduser() if directory else state_root(environ)
+    return _expanded(Path(directory)) if directory else state_root(environ)
 
 
 def safe_name(name: str) -> str:

@@ -93,6 +93,14 @@ def test_where_records_lie(tmp_path: Path) -> None:
     assert records.state_root(home) == tmp_path / ".local" / "state" / "ckpt_sentry"
 
 
+def test_without_a_home_nothing_is_written_and_nothing_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
+    for where in (records.place(None, "run", {}), records.place("~no-such-user/x", "run", {})):
+        assert where.folder.is_relative_to(os.devnull)
+        assert not Records(where, run_id="run", node="n", pid=1).append({})
+
+
 @pytest.mark.parametrize(
     ("name", "safe"),
     [
