@@ -140,8 +140,17 @@ def _list(where: Path) -> None:
     if not found:
         _fail(f"no records in {visible(str(where))}")
     for run in found:
-        began = dt.datetime.fromtimestamp(run.started_at).astimezone()
-        click.echo(f"{visible(run.run_id)}  {began:%Y-%m-%d %H:%M:%S}  {count(run.loads, 'load')}")
+        click.echo(f"{visible(run.run_id)}  {_moment(run.started_at)}  {count(run.loads, 'load')}")
+
+
+def _moment(at: float) -> str:
+    """
+    A time for people; records may say any number.
+    """
+    try:
+        return f"{dt.datetime.fromtimestamp(at).astimezone():%Y-%m-%d %H:%M:%S}"
+    except (OverflowError, ValueError, OSError):
+        return "-" * len("2026-01-01 00:00:00")
 
 
 def _fail(message: str) -> NoReturn:

@@ -107,6 +107,13 @@ def test_the_newest_run_unless_another_is_named(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("at", [1e300, -1e300, float("nan"), float("inf")])
+def test_a_run_of_no_time_is_listed(tmp_path: Path, at: float) -> None:
+    event = finished(0, 1)
+    write(tmp_path, replace(in_run(event, "odd-1", 0.0), report=replace(event.report, started_at=at)))
+    assert report(tmp_path, "--list").stdout.startswith("odd-1  ")
+
+
 def test_a_run_by_its_id_in_the_folder_of_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, finished(0, 1))
     monkeypatch.setenv("CKPT_SENTRY_DIR", str(tmp_path))
