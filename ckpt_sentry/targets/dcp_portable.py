@@ -67,14 +67,14 @@ def tell(exc: BaseException) -> None:
     text = raw_text(exc)
     told = readable(text, exc)
     if told != text:
-        setattr(exc, TEXT, told)
+        BaseException.__getattribute__(exc, "__dict__")[TEXT] = told
 
 
 def text_of(exc: BaseException) -> str:
     """
     The text of an exception, readable as far as it has been told (see `tell`).
     """
-    told = getattr(exc, TEXT, None)
+    told = BaseException.__getattribute__(exc, "__dict__").get(TEXT)
     return told if isinstance(told, str) else readable(raw_text(exc), exc)
 
 
@@ -114,6 +114,17 @@ class _Call(NamedTuple):
         return self.function, self.arguments
 
 
+class _Sent(dict[int, Any]):
+    """
+    Failures that are pickled as `call`. For `copy.copy`, which makes no pickle, they are what they are.
+    """
+
+    call: _Call
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.call.__reduce__()
+
+
 @contained("dcp.reduce")
 def _reduced(exc: Any) -> tuple[Any, ...] | None:
     failures = exc.failures
@@ -124,13 +135,22 @@ def _reduced(exc: Any) -> tuple[Any, ...] | None:
     stamp = (id(failures), len(failures), tuple(getattr(exc, "__notes__", ())))
     known = vars(exc).get(_PACKED)
     if known is not None and known[0] == stamp:
-        packed = known[1]
+        sent = known[1]
     else:
-        packed = _packed(failures)
-        vars(exc)[_PACKED] = (stamp, packed)
-    if packed is None:
+        sent = _sent(failures)
+        vars(exc)[_PACKED] = (stamp, sent)
+    if sent is None:
         return None
-    return type(exc), (exc.args[0], packed), state or None
+    return type(exc), (exc.args[0], sent), state or None
+
+
+def _sent(failures: dict[int, Any]) -> _Sent | None:
+    call = _packed(failures)
+    if call is None:
+        return None
+    sent = _Sent(failures)
+    sent.call = call
+    return sent
 
 
 def _packed(failures: dict[int, Any]) -> _Call | None:

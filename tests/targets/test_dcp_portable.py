@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import pickle
 import subprocess
 import sys
@@ -177,3 +178,11 @@ def test_code_objects_are_taken_out_of_a_traceback() -> None:
 
     assert getattr(frame, "_code", None) is None
     assert pickle.loads(pickle.dumps(wrapped))[0].args == wrapped[0].args
+
+
+def test_a_copy_is_no_pickle() -> None:
+    error = CheckpointException("plan", gathered(3, 2))
+    for copied in (copy.copy(error), copy.deepcopy(error)):
+        assert list(copied.failures) == [0, 1, 2]
+        assert [str(inner) for inner, _ in copied.failures.values()] == [str(e) for e, _ in error.failures.values()]
+        assert str(copied) == str(error)
