@@ -25,6 +25,9 @@ MOST_ITEMS: Final = 10_000
 LONGEST_LIST: Final = 1_500
 """Characters of one expanded list."""
 
+LONGEST_TEXT: Final = 100_000
+"""Characters of a text beyond which it is left as it is: searching it would take the time of the job."""
+
 _SECONDS: Final = 0.2
 _DEPTH: Final = 8
 _SHOWN_OBJECTS: Final = 100
@@ -60,7 +63,7 @@ def readable(text: str, error: BaseException | None) -> str:
     `error` is the exception that the text is of: its arguments, its causes and the frames of their tracebacks are
     searched. What is not found there is named by its kind. No frame is kept.
     """
-    if not is_opaque(text):
+    if len(text) > LONGEST_TEXT or not is_opaque(text):
         return text
     displays = list(_displays(text))
     found = _objects(error, {display.address for display in displays}) if displays else {}

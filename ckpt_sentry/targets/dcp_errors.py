@@ -7,8 +7,11 @@ The exception object, its type and its `args` are never changed. Notes and one a
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from torch.distributed.checkpoint.api import CheckpointException
 
 from ckpt_sentry import config
 from ckpt_sentry.audit import peers
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
 LONGEST_MESSAGE = 2_000
 """Characters of an exception's text that go into a report: planners may list every key they know."""
 
+_LONGEST_READ = 32 * LONGEST_MESSAGE
+"""Characters that are searched for credentials: a secret that is cut off here is far beyond what is kept."""
+
 INTERRUPTS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 _PARTIAL = "If they are to start anew: dcp.load(…, planner=DefaultLoadPlanner(allow_partial_load=True))."
 _KEY_TEXTS = ("Missing key in checkpoint state_dict", "Size mismatch between saved", "Invalid checkpoint metadata for")
@@ -40,7 +46,7 @@ def describe(exc: BaseException, phase: str | None) -> LoadError:
     """
     kind = type(exc)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return LoadError(name, mask_text(dcp_portable.text_of(exc))[:LONGEST_MESSAGE], phase)
+    return LoadError(name, mask_text(dcp_portable.text_of(exc)[:_LONGEST_READ])[:LONGEST_MESSAGE], phase)
 
 
 def note_own(load: Load, exc: BaseException) -> None:
@@ -125,22 +131,24 @@ def attach(exc: BaseException, text: str, report: Any) -> None:
     """
     Add the report as the attribute `ckpt_sentry` and its short text as a note, once.
     """
-    if getattr(exc, "ckpt_sentry", None) is not None:
+    # Past the class of the exception, which may be frozen or have ways of its own.
+    held = BaseException.__getattribute__(exc, "__dict__")
+    if held.get("ckpt_sentry") is not None:
         return
-    exc.ckpt_sentry = report  # type: ignore[attr-defined]
-    if hasattr(exc, "add_note"):
-        exc.add_note(text)
+    held["ckpt_sentry"] = report
+    if hasattr(BaseException, "add_note"):
+        with contextlib.suppress(Exception):
+            BaseException.add_note(exc, text)
 
 
 def _whose(load: Load, exc: BaseException) -> LoadError:
     """
     The error to report: what this rank raised itself; else what its peers raised, marked as theirs.
     """
-    failures = getattr(exc, "failures", None)
     if load.error is not None:
         return load.error
-    if isinstance(failures, dict) and failures:
-        load.facts = load.facts.with_findings([peers.failed_finding(failures)])
+    if isinstance(exc, CheckpointException) and exc.failures:
+        load.facts = load.facts.with_findings([peers.failed_finding(exc.failures)])
         return describe(exc, load.phase)
     error = describe(exc, load.phase)
     if isinstance(exc, INTERRUPTS):
