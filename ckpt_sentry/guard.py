@@ -1,5 +1,5 @@
 """
-The agent's own errors: swallowed and logged in production, raised under pytest.
+The agent's own errors: swallowed and logged in production, raised under this package's own tests.
 
 Every entry from the host into the agent goes through `contained`, and a function of the host that is observed as a
 whole goes through `around`. The host's own call is never inside a `try` that swallows. A `Refusal` is no own error: it
@@ -26,12 +26,15 @@ if TYPE_CHECKING:
 
 _said: set[str] = set()
 
+under_test = False
+"""Set by this package's own `tests/conftest.py` alone."""
+
 
 def contained(point: str, default: Any = None) -> Callable[[Callable[P, T]], Callable[P, T | Any]]:
     """
     Decorate a function of the agent so that it never disturbs the host: on its own `Exception` it returns `default`.
 
-    The error is logged once for each `point`, a dotted name such as "dcp.before". Under pytest it is raised.
+    The error is logged once for each `point`, a dotted name such as "dcp.before". In our own tests it is raised.
     `KeyboardInterrupt` and `SystemExit` are the host's and always pass.
     """
 
@@ -93,9 +96,11 @@ def around(
 
 def strict() -> bool:
     """
-    Whether own errors are raised: under pytest, unless `CKPT_SENTRY_GUARD=swallow` (for tests of this very module).
+    Whether own errors are raised: in this package's own tests, unless `CKPT_SENTRY_GUARD=swallow`.
+
+    The tests of a program that has the agent on are that program's business, and so are the jobs that they start.
     """
-    return "PYTEST_CURRENT_TEST" in os.environ and os.environ.get("CKPT_SENTRY_GUARD") != "swallow"
+    return under_test and "PYTEST_CURRENT_TEST" in os.environ and os.environ.get("CKPT_SENTRY_GUARD") != "swallow"
 
 
 def log(point: str, error: Exception) -> None:

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_sentry import config, hooks
+from ckpt_sentry import config, guard, hooks
+
+guard.under_test = True
 
 ROOT = Path(__file__).parent.parent
 

@@ -30,6 +30,11 @@ def test_under_pytest_errors_are_raised() -> None:
         failing()()
 
 
+def test_in_the_tests_of_a_host_errors_are_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "under_test", False)
+    assert failing(default=7)() == 7
+
+
 @pytest.mark.usefixtures("production")
 def test_in_production_the_default_is_returned_and_the_error_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "ckpt_sentry")
