@@ -84,7 +84,7 @@ class _Process:
 
     lone_run_id: str | None = None
     ordinals: dict[str, int] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.RLock = field(default_factory=threading.RLock)
     forked: bool = False
     inherited: tuple[_Place | None, _Place | None] = (None, None)
     """The parent's place by its launcher and by its process group, at the fork."""
@@ -356,7 +356,7 @@ def _after_fork_in_child() -> None:
     """
     The child starts its own count and remembers which place is its parent's; the lock may have been held at the fork.
     """
-    _process.lock = threading.Lock()
+    _process.lock = threading.RLock()
     _process.ordinals.clear()
     _process.forked = True
     _process.inherited = (_launched_place(os.environ), _grouped_place())

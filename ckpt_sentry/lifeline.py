@@ -195,7 +195,7 @@ class Lifeline:
         Connect and say who we are. Raises OSError where nobody listens.
         """
         self._answer = answer
-        self._telling = threading.Lock()
+        self._telling = threading.RLock()
         self._sock = socket.create_connection(split_address(address), CONNECT_SECONDS)
         hello = json.dumps({"token": token, "who": codec.dump(who)}, separators=(",", ":"))
         self._sock.sendall(hello.encode() + b"\n")

@@ -40,7 +40,7 @@ class OwnSpeaker:
         self._records = records_for(me)
         self._aggregators: dict[str, Aggregator] = {}
         self._alarms: dict[str, stall.Alarm] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def hear(self, event: Event) -> None:
         """
@@ -80,7 +80,7 @@ def records_for(me: Identity) -> Records:
 
 
 _own: OwnSpeaker | None = None
-_own_lock = threading.Lock()
+_own_lock = threading.RLock()
 
 
 def own() -> OwnSpeaker:
@@ -96,7 +96,7 @@ def own() -> OwnSpeaker:
 
 def _after_fork_in_child() -> None:
     global _own, _own_lock
-    _own, _own_lock = None, threading.Lock()
+    _own, _own_lock = None, threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):

@@ -130,7 +130,7 @@ class Alarm:
 
 _lifeline: Lifeline | None = None
 _lifeline_pid = 0
-_connecting = threading.Lock()
+_connecting = threading.RLock()
 
 
 @contained("stall.connect")
@@ -180,7 +180,7 @@ def _after_fork_in_child() -> None:
     The lifeline is the parent's: held by a child, it would hide the parent's end.
     """
     global _connecting  # noqa: PLW0603 - may have been held at the fork
-    _connecting = threading.Lock()
+    _connecting = threading.RLock()
     _standings.clear()
     if _lifeline is not None:
         _lifeline.close()

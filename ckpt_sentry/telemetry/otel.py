@@ -211,7 +211,7 @@ class _Worker:
 
 
 _worker: _Worker | None = None
-_starting = threading.Lock()
+_starting = threading.RLock()
 _host: tuple[dict[str, Any], Signals] | None = None
 """The way through the host's providers, for as long as the host has these."""
 _told_grpc = False
@@ -354,7 +354,7 @@ def _after_fork_in_child() -> None:
     The thread is not here, its lock may be held, and what it holds is the parent's to send.
     """
     global _worker, _starting
-    _worker, _starting = None, threading.Lock()
+    _worker, _starting = None, threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):

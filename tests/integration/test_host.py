@@ -20,7 +20,14 @@ PROGRAM = "dcp_host.py"
 
 @pytest.mark.parametrize(
     "scenario",
-    ["telemetry_of_its_own", "nothing_left_behind", "nothing_kept_alive", "randomness_of_its_own", "put_back"],
+    [
+        "telemetry_of_its_own",
+        "nothing_left_behind",
+        "nothing_kept_alive",
+        "randomness_of_its_own",
+        "put_back",
+        "a_handler_that_loads",
+    ],
 )
 def test_a_load_leaves_it_as_it_is(tmp_path: Path, scenario: str) -> None:
     outcome = harness.run(PROGRAM, scenario, str(tmp_path), folder=tmp_path)

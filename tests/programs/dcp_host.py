@@ -110,6 +110,28 @@ def randomness_of_its_own() -> None:
     assert torch.equal(torch.get_rng_state(), torch_before)
 
 
+def a_handler_that_loads() -> None:
+    """
+    A signal arrives while the agent takes down an event, and its handler makes a load of its own.
+    """
+    import signal
+
+    from ckpt_sentry.collector.records import Records
+
+    append, seen = Records.append, []
+
+    def interrupted(self: Records, request: dict[str, object]) -> bool:
+        seen.append(request)
+        if len(seen) == 2:
+            signal.raise_signal(signal.SIGUSR1)
+        return append(self, request)
+
+    signal.signal(signal.SIGUSR1, lambda *_: load())
+    Records.append = interrupted  # type: ignore[method-assign,assignment]
+    assert load() is None
+    assert len(seen) > 4
+
+
 def secret_path() -> None:
     """
     A path with credentials in it.
