@@ -17,15 +17,17 @@ import torch
 from ckpt_sentry import config
 from ckpt_sentry.audit.examine import examine
 from ckpt_sentry.audit.inventory import Entry, Inventory
-from ckpt_sentry.audit.report import CheckpointSummary, ModelSummary
+from ckpt_sentry.audit.report import CheckpointSummary, Coverage, ModelSummary
 from ckpt_sentry.checkpoints.paths import mask
 from ckpt_sentry.checkpoints.step import find_step, peek_step
 from ckpt_sentry.targets import dcp_keys, dcp_values
+from ckpt_sentry.targets.dcp_whole import whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from ckpt_sentry.loads import Load
+    from ckpt_sentry.targets.dcp_whole import Whole
 
 MOST_STORAGE_ITEMS = 200_000
 """Above this many stored chunks (a checkpoint of thousands of ranks) files are not counted: it would cost seconds."""
@@ -101,6 +103,32 @@ def note_plan(load: Load, plan: Any) -> None:
     if metadata is None or not hasattr(metadata, "state_dict_metadata"):
         return
     wanted = _wanted(planner, cells.get("state_dict"), metadata)
+    load.facts = replace(load.facts, key_digest=f"{(load.facts.key_digest or '').partition('/')[0]}/{_digest(wanted)}")
+    load.notes["partial"] = bool(getattr(planner, "allow_partial_load", False))
+    load.notes["types"] = {} if plan is None else dcp_values.types_of(wanted)
+    seen_whole = whole(wanted, metadata.state_dict_metadata, plan)
+    if seen_whole is None:
+        _take_apart(load, wanted, metadata, plan)
+    else:
+        _note_whole(load, seen_whole, metadata)
+    _note_step(load, metadata)
+
+
+def _note_whole(load: Load, seen: Whole, metadata: Any) -> None:
+    load.facts = replace(
+        load.facts,
+        checkpoint=_summary((seen.keys, seen.elements, seen.bytes), metadata),
+        model=ModelSummary(seen.keys, seen.elements, seen.bytes),
+        bytes_read=seen.bytes_read,
+        coverage=Coverage(1.0, 1.0),
+        utilisation=1.0,
+    )
+
+
+def _take_apart(load: Load, wanted: Mapping[str, Any], metadata: Any, plan: Any) -> None:
+    """
+    Compare both sides key by key.
+    """
     seen: dict[tuple[Any, Any], Entry] = {}
     model = Inventory(_model_entries(wanted, seen))
     checkpoint = Inventory(_checkpoint_entries(metadata.state_dict_metadata, seen))
@@ -109,16 +137,13 @@ def note_plan(load: Load, plan: Any) -> None:
     examination = examine(model, checkpoint, allow_missing=settings.allow_missing, read_fractions=fractions)
     load.facts = replace(
         load.facts,
-        checkpoint=_summary(checkpoint, metadata),
+        checkpoint=_summary(_totals(checkpoint.entries.values()), metadata),
         model=ModelSummary(*_totals(model.entries.values())),
         bytes_read=bytes_read,
-        key_digest=f"{(load.facts.key_digest or '').partition('/')[0]}/{_digest(model.entries)}",
     ).examined(replace(examination, findings=dcp_keys.findings(examination, metadata.planner_data)))
-    load.notes["partial"] = bool(getattr(planner, "allow_partial_load", False))
-    load.notes["untouched"] = {*examination.difference.missing, *(pair.key for pair in examination.difference.retyped)}
-    load.notes["nothing"] = bool(model.entries) and len(examination.difference.missing) == len(model.entries)
-    load.notes["types"] = {} if plan is None else dcp_values.types_of(wanted)
-    _note_step(load, metadata)
+    difference = examination.difference
+    load.notes["untouched"] = {*difference.missing, *(pair.key for pair in difference.retyped)}
+    load.notes["nothing"] = bool(model.entries) and len(difference.missing) == len(model.entries)
 
 
 def look_after(load: Load) -> None:
@@ -273,8 +298,8 @@ def _totals(entries: Iterable[Entry]) -> tuple[int, int, int]:
     return len(entries), elements, sum(n * by_id[key].nbytes for key, n in counts.items())
 
 
-def _summary(checkpoint: Inventory, metadata: Any) -> CheckpointSummary:
-    keys, elements, size = _totals(checkpoint.entries.values())
+def _summary(totals: tuple[int, int, int], metadata: Any) -> CheckpointSummary:
+    keys, elements, size = totals
     stored = getattr(metadata, "storage_data", None)
     files = None
     if isinstance(stored, dict) and 0 < len(stored) <= MOST_STORAGE_ITEMS:
