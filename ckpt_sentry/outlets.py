@@ -77,6 +77,10 @@ class Outlets:
             began = time.perf_counter()
             self._channel.send(event, self._left)
             self._left -= time.perf_counter() - began
+            if self._channel.gone:
+                # What a launcher left behind in the environment of a job that outlives it: the job speaks for itself.
+                self._channel = None
+                speaker.own().hear(event)
         if self._otel and event.name != names.EVENT_LOAD_FINISHED:
             otel.event(event)
 

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from ckpt_sentry import config, outlets
+from ckpt_sentry import config, outlets, speaker
 from ckpt_sentry.audit.report import LoadError
 from ckpt_sentry.outlets import FAILING_SECONDS, GOOD_SECONDS, Outlets
 from tests.collector.jobs import failing, finished, started
@@ -69,3 +70,23 @@ def test_an_absent_receiver_is_found_out_at_once(monkeypatch: pytest.MonkeyPatch
     made.finished(finished(0, verdict="failed", error=ERROR))
     config.reset()
     assert made._left > FAILING_SECONDS / 2
+
+
+def test_a_job_that_outlives_its_launcher_speaks_for_itself(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    monkeypatch.setenv("CKPT_SENTRY_RECEIVER", address)
+    monkeypatch.setenv("CKPT_SENTRY_DIR", str(tmp_path))
+    monkeypatch.setattr(speaker, "_own", None)
+    config.reset()
+    made = Outlets()
+    made.event(started(0))
+    made.urgent(failing(0, ERROR))
+    made.finished(finished(0, verdict="failed", error=ERROR))
+    config.reset()
+
+    (file,) = tmp_path.glob("*.jsonl")
+    assert len(file.read_text().splitlines()) == 3
+    assert capsys.readouterr().err.startswith("ckpt_sentry ✗ dcp.load failed")

@@ -63,6 +63,8 @@ class Channel:
             self._headers["Authorization"] = f"Bearer {token}"
         self.status: int | None = None
         """The HTTP status of the last answer; None where there was none."""
+        self.gone = False
+        """Whether nobody listens at the address any more, unlike somebody who is slow."""
         self._lock = threading.Lock()
         self._connection: _Connection | None = None
         self._pid = os.getpid()
@@ -93,14 +95,16 @@ class Channel:
             except TimeoutError:
                 self._drop()
                 return False
-            except (OSError, http.client.HTTPException):
+            except (OSError, http.client.HTTPException) as error:
                 self._drop()
+                self.gone = isinstance(error, ConnectionRefusedError)
                 if not reused:
                     return False
             try:
                 return self._exchange(body, deadline)
-            except (OSError, http.client.HTTPException):
+            except (OSError, http.client.HTTPException) as error:
                 self._drop()
+                self.gone = isinstance(error, ConnectionRefusedError)
                 return False
         finally:
             self._lock.release()
