@@ -41,7 +41,9 @@ def seconds(python: Path, **settings: str) -> float:
     From the start of an interpreter that does nothing to its end.
     """
     began = time.perf_counter()
-    done = subprocess.run([python, "-c", "pass"], env={"PATH": os.defpath, **settings}, check=True, stderr=subprocess.PIPE)
+    done = subprocess.run(
+        [python, "-c", "pass"], env={"PATH": os.defpath, **settings}, check=True, stderr=subprocess.PIPE
+    )
     took = time.perf_counter() - began
     if done.stderr:
         raise SystemExit(done.stderr.decode())

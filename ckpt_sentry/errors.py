@@ -5,9 +5,10 @@ What the agent itself raises, and why it may: the one kind of error that the gua
 from __future__ import annotations
 
 
-class Refusal(RuntimeError):
+class Refusal(RuntimeError):  # noqa: N818 - a decision; the errors are its subclasses
     """
-    The agent refuses a load on purpose, as its settings tell it to. `ckpt_sentry` is the `LoadReport`, once there is one.
+    The agent refuses a load on purpose, as its settings tell it to. `ckpt_sentry` is the `LoadReport`, once there is
+    one.
     """
 
     ckpt_sentry: object = None

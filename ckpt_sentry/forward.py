@@ -38,8 +38,6 @@ _FINAL: Final = (HTTPStatus.OK, HTTPStatus.BAD_REQUEST)
 """Answers after which the same request will never be taken: understood and refused, or not understood."""
 
 
-
-
 class Spool:
     """
     A records file, and how many of its bytes the collector has acknowledged.

@@ -116,7 +116,7 @@ def main(folder: Path) -> None:
     weights, state = get_state_dict(model, optimizer)
     dcp.save({"model": weights, "optimizer": state}, checkpoint_id=checkpoint)
     if dist.get_rank() == 0:
-        print(f"trained {STEPS} steps, loss {loss:.2f}, saved {checkpoint}", flush=True)  # noqa: T201
+        print(f"trained {STEPS} steps, loss {loss:.2f}, saved {checkpoint}", flush=True)
 
     model, optimizer = sharded(GPT(vocabulary=2 * VOCABULARY, adapter=8))
     weights = model.state_dict()

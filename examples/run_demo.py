@@ -23,7 +23,7 @@ def shown(command: list[str], environ: dict[str, str]) -> int:
     words = ["ckpt-sentry" if word == "ckpt_sentry" else word for word in command[1:] if word != "-m"]
     words = ["torchrun" if word == "torch.distributed.run" else word for word in words]
     setting = "CKPT_SENTRY=1 " if words[0] == "torchrun" else ""
-    print(f"\n$ {setting}{' '.join(words)}\n", flush=True)  # noqa: T201
+    print(f"\n$ {setting}{' '.join(words)}\n", flush=True)
     return subprocess.run(command, env=environ, check=False).returncode
 
 
@@ -37,7 +37,7 @@ def main() -> int:
         script = os.path.relpath(HERE / "resume_gpt.py")
         job = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", script, folder]
         if shown(job, environ) == 0:
-            print("the job was meant to fail, and did not", file=sys.stderr)  # noqa: T201
+            print("the job was meant to fail, and did not", file=sys.stderr)
             return 1
         report = [sys.executable, "-m", "ckpt_sentry", "report", str(records)]
         if shown(report, environ) != 0:

@@ -22,7 +22,7 @@ NOT_CALLED_LATER = {"ckpt_sentry.guard.contained", "ckpt_sentry.guard.around"}
 """Decorators: they have done their work when the agent is loaded."""
 
 
-class Chaos(RuntimeError):
+class ChaosError(RuntimeError):
     """
     What a broken point raises.
     """
@@ -39,7 +39,9 @@ class Point:
     function: Any
 
     def __str__(self) -> str:
-        where = self.owner.__name__ if inspect.ismodule(self.owner) else f"{self.owner.__module__}.{self.owner.__name__}"
+        where = (
+            self.owner.__name__ if inspect.ismodule(self.owner) else f"{self.owner.__module__}.{self.owner.__name__}"
+        )
         return f"{where}.{self.name}"
 
 
@@ -54,7 +56,7 @@ def points() -> list[Point]:
 @contextlib.contextmanager
 def broken(point: Point) -> Iterator[None]:
     """
-    For the length of the block, the point raises `Chaos`.
+    For the length of the block, the point raises `ChaosError`.
     """
     with contextlib.ExitStack() as undo:
         if cell := _contained_cell(point.function):
@@ -106,7 +108,7 @@ def _contained_cell(function: Any) -> Any:
 
 def _raiser(function: Any) -> Callable[..., Any]:
     def raise_chaos(*_: Any, **__: Any) -> Any:
-        raise Chaos(getattr(function, "__qualname__", str(function)))
+        raise ChaosError(getattr(function, "__qualname__", str(function)))
 
     return raise_chaos
 

@@ -96,7 +96,7 @@ def caught() -> None:
     try:
         load(Net(adapters=1))
     except dcp.CheckpointException:
-        print("CAUGHT", flush=True)  # noqa: T201
+        print("CAUGHT", flush=True)
 
 
 def in_threads() -> None:
