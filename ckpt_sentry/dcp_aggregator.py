@@ -12,7 +12,7 @@ from ckpt_sentry.audit.fold import expand
 from ckpt_sentry.audit.report import LoadReport
 from ckpt_sentry.checkpoints.paths import mask_text
 from ckpt_sentry.dcp_api import DCPLoadError, ShapeConflict, conflicts_text, keys_text
-from ckpt_sentry.targets.dcp_portable import text_of
+from ckpt_sentry.targets.exceptions import text_of
 
 MOST_SHOWN = 20
 """Lines for each kind of thing; the rest is counted."""

@@ -21,7 +21,7 @@ from ckpt_sentry.checkpoints.paths import shown_path
 from ckpt_sentry.errors import LowCoverageError
 from ckpt_sentry.render.note import note
 from ckpt_sentry.targets import accelerate_facts, accelerate_proof, accelerate_text, device_map
-from ckpt_sentry.targets.dcp_errors import INTERRUPTS, attach, describe
+from ckpt_sentry.targets.exceptions import INTERRUPTS, attach, describe
 
 if TYPE_CHECKING:
     from ckpt_sentry.loads import Load

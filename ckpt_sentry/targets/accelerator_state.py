@@ -31,7 +31,7 @@ from ckpt_sentry.guard import contained
 from ckpt_sentry.render.note import note
 from ckpt_sentry.targets import accelerate_text, accelerator_files
 from ckpt_sentry.targets.accelerator_files import Wanted
-from ckpt_sentry.targets.dcp_errors import INTERRUPTS, attach, describe
+from ckpt_sentry.targets.exceptions import INTERRUPTS, attach, describe
 from ckpt_sentry.targets.watch import watching
 
 if TYPE_CHECKING:

@@ -7,11 +7,9 @@ The exception object, its type and its `args` are never changed. Notes and one a
 
 from __future__ import annotations
 
-import contextlib
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-
-from torch.distributed.checkpoint.api import CheckpointException
 
 from ckpt_sentry import config
 from ckpt_sentry.audit import peers
@@ -20,33 +18,17 @@ from ckpt_sentry.audit.policy import Policy
 from ckpt_sentry.audit.report import Finding, LoadError, Verdict
 from ckpt_sentry.audit.verdict import verdict
 from ckpt_sentry.checkpoints import dcp as files
-from ckpt_sentry.checkpoints.paths import mask_text
 from ckpt_sentry.errors import LowCoverageError
 from ckpt_sentry.render.note import note
-from ckpt_sentry.targets import dcp_facts, dcp_keys, dcp_portable
+from ckpt_sentry.targets import dcp_facts, dcp_keys
+from ckpt_sentry.targets.exceptions import INTERRUPTS, attach, describe, tell
 
 if TYPE_CHECKING:
     from ckpt_sentry.loads import Load
 
-LONGEST_MESSAGE = 2_000
-"""Characters of an exception's text that go into a report: planners may list every key they know."""
-
-_LONGEST_READ = 32 * LONGEST_MESSAGE
-"""Characters that are searched for credentials: a secret that is cut off here is far beyond what is kept."""
-
-INTERRUPTS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 _PARTIAL = "If they are to start anew: dcp.load(…, planner=DefaultLoadPlanner(allow_partial_load=True))."
 _KEY_TEXTS = ("Missing key in checkpoint state_dict", "Size mismatch between saved", "Invalid checkpoint metadata for")
 """How the default planner words what `audit.examine` finds by itself (default_planner.py:477)."""
-
-
-def describe(exc: BaseException, phase: str | None) -> LoadError:
-    """
-    An exception as data. The text is cut and holds no credentials.
-    """
-    kind = type(exc)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return LoadError(name, mask_text(dcp_portable.text_of(exc)[:_LONGEST_READ])[:LONGEST_MESSAGE], phase)
 
 
 def note_own(load: Load, exc: BaseException) -> None:
@@ -58,7 +40,7 @@ def note_own(load: Load, exc: BaseException) -> None:
     if isinstance(exc, INTERRUPTS):
         load.failing(describe(exc, load.phase))
         return
-    dcp_portable.tell(exc)
+    tell(exc)
     error = describe(exc, load.phase)
     if load.facts.coverage is None:
         dcp_facts.note_plan(load, None)
@@ -127,28 +109,14 @@ def _refused(load: Load, judged: Verdict) -> str:
     )
 
 
-def attach(exc: BaseException, text: str, report: Any) -> None:
-    """
-    Add the report as the attribute `ckpt_sentry` and its short text as a note, once.
-    """
-    # Past the class of the exception, which may be frozen or have ways of its own.
-    held = BaseException.__getattribute__(exc, "__dict__")
-    if held.get("ckpt_sentry") is not None:
-        return
-    held["ckpt_sentry"] = report
-    if hasattr(BaseException, "add_note"):
-        with contextlib.suppress(Exception):
-            BaseException.add_note(exc, text)
-
-
 def _whose(load: Load, exc: BaseException) -> LoadError:
     """
     The error to report: what this rank raised itself; else what its peers raised, marked as theirs.
     """
     if load.error is not None:
         return load.error
-    if isinstance(exc, CheckpointException) and exc.failures:
-        load.facts = load.facts.with_findings([peers.failed_finding(exc.failures)])
+    if failures := _failures(exc):
+        load.facts = load.facts.with_findings([peers.failed_finding(failures)])
         return describe(exc, load.phase)
     error = describe(exc, load.phase)
     if isinstance(exc, INTERRUPTS):
@@ -159,6 +127,17 @@ def _whose(load: Load, exc: BaseException) -> LoadError:
     _explain(load, exc, error)
     load.failing(error)
     return error
+
+
+def _failures(exc: BaseException) -> Any:
+    """
+    What a `CheckpointException` brings from all ranks; nothing for any other exception.
+
+    The class is looked up rather than imported: targets that are no part of DCP use this module, and DCP takes seconds
+    to import.
+    """
+    api = sys.modules.get("torch.distributed.checkpoint.api")
+    return exc.failures if api is not None and isinstance(exc, api.CheckpointException) else {}
 
 
 def _explain(load: Load, exc: BaseException, error: LoadError) -> None:

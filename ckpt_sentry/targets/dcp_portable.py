@@ -16,16 +16,13 @@ import pickle
 import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckpt_sentry.audit.generators import readable
 from ckpt_sentry.guard import contained
+from ckpt_sentry.targets.exceptions import TEXT, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ckpt_sentry.hooks import Patch
-
-TEXT = "_ckpt_sentry_text"
-"""Attribute of an exception: its text without generators, made where its frames were."""
 
 _PACKED = "_ckpt_sentry_packed"
 _BYTE = 256
@@ -58,34 +55,6 @@ def without_code(wrapped: Any) -> None:
     for frame in wrapped[1]:
         if getattr(frame, "_code", None) is not None:
             frame._code = None
-
-
-def tell(exc: BaseException) -> None:
-    """
-    Note on the exception what its text means, while the frames are there that know.
-    """
-    text = raw_text(exc)
-    told = readable(text, exc)
-    if told != text:
-        BaseException.__getattribute__(exc, "__dict__")[TEXT] = told
-
-
-def text_of(exc: BaseException) -> str:
-    """
-    The text of an exception, readable as far as it has been told (see `tell`).
-    """
-    told = BaseException.__getattribute__(exc, "__dict__").get(TEXT)
-    return told if isinstance(told, str) else readable(raw_text(exc), exc)
-
-
-def raw_text(exc: BaseException) -> str:
-    """
-    `str(exc)`, whatever its class makes of it.
-    """
-    try:
-        return str(exc)
-    except Exception:
-        return f"<{type(exc).__qualname__} without a text>"
 
 
 def reducing(original: Callable[[Any], Any], patch: Patch) -> Callable[[Any], Any]:

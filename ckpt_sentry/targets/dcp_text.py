@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_sentry.audit import ranks
 from ckpt_sentry.guard import contained
-from ckpt_sentry.targets.dcp_portable import raw_text, text_of
+from ckpt_sentry.targets.exceptions import raw_text, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -21,7 +21,7 @@ from ckpt_sentry.errors import LowCoverageError
 from ckpt_sentry.guard import contained
 from ckpt_sentry.render.note import note
 from ckpt_sentry.targets import accelerate_text, module_judge, provenance, torch_load
-from ckpt_sentry.targets.dcp_errors import attach, describe
+from ckpt_sentry.targets.exceptions import attach, describe
 from ckpt_sentry.targets.module import FILE
 from ckpt_sentry.targets.module_judge import Lists
 from ckpt_sentry.unify import align

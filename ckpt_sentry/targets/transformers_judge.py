@@ -23,7 +23,7 @@ from ckpt_sentry.checkpoints.step import find_step
 from ckpt_sentry.errors import LowCoverageError
 from ckpt_sentry.render.note import note
 from ckpt_sentry.targets import accelerate_text, module_facts, proof
-from ckpt_sentry.targets.dcp_errors import INTERRUPTS, attach, describe
+from ckpt_sentry.targets.exceptions import INTERRUPTS, attach, describe
 from ckpt_sentry.targets.module_calls import SOMETHING
 
 if TYPE_CHECKING:

@@ -62,3 +62,27 @@ def test_no_secret_of_a_path_comes_out(tmp_path: Path) -> None:
         assert "bucket" in text
         assert "hunter2" not in text
         assert "abcdef0123" not in text
+
+
+HEAVY = ("torch.distributed.checkpoint", "sympy", "structlog", "rich", "click", "opentelemetry")
+
+
+@pytest.mark.parametrize("host", ["torch", "accelerate", "torch.distributed"])
+def test_an_import_of_the_host_brings_nothing_heavy_with_it(host: str) -> None:
+    program = (
+        f"import sys, {host}, torch\n"
+        "torch.nn.Linear(2, 2).load_state_dict(torch.nn.Linear(2, 2).state_dict())\n"
+        f"print(*(name for name in {HEAVY!r} if name in sys.modules))"
+    )
+    seen = {
+        setting: subprocess.run(
+            [sys.executable, "-c", program],
+            env=harness.environment(CKPT_SENTRY=setting, CKPT_SENTRY_DIR="/nonexistent"),
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for setting in ("0", "1")
+    }
+
+    assert seen["1"] == seen["0"]

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import pytest
 
-from ckpt_sentry.targets.dcp_errors import LONGEST_MESSAGE, attach, describe
+from ckpt_sentry.targets.exceptions import LONGEST_MESSAGE, attach, describe
 
 
 @dataclasses.dataclass(frozen=True)
