@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 from ckpt_sentry.audit.inventory import Entry
 from ckpt_sentry.audit.report import CheckpointSummary, Shape
 from ckpt_sentry.checkpoints import unpickle
+from ckpt_sentry.checkpoints.regular import regular
 
 FILE_NAME: Final = ".metadata"
 """`filesystem.py`: `_metadata_fn`. A rank that saved alone writes `__R.metadata` instead."""
@@ -132,7 +133,7 @@ def read(path: str | os.PathLike[str], *, rank: int | None = None, max_bytes: in
     :raises UnreadablePickle: it is truncated, corrupt, too large or not DCP's.
     """
     name = FILE_NAME if rank is None else f"__{rank}{FILE_NAME}"
-    with open(os.path.join(path, name), "rb") as file:
+    with open(os.path.join(path, name), "rb", opener=regular) as file:
         return parse(file.read(max_bytes + 1), max_bytes=max_bytes)
 
 

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckpt_sentry.audit.report import Shape
+from ckpt_sentry.checkpoints.regular import regular
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -67,7 +68,7 @@ def open_regular(path: str) -> FileIO:
     """
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "no regular file", path)
-    return open(path, "rb", buffering=0)
+    return open(path, "rb", buffering=0, opener=regular)
 
 
 def element_count(shape: Shape) -> int:

@@ -19,6 +19,7 @@ from ckpt_sentry.audit.fold import key_list
 from ckpt_sentry.audit.report import Finding
 from ckpt_sentry.checkpoints import state_file
 from ckpt_sentry.checkpoints.errors import HeaderError, plural
+from ckpt_sentry.checkpoints.regular import regular
 from ckpt_sentry.checkpoints.sniff import MAX_JSON
 from ckpt_sentry.checkpoints.state_file import StateFile
 
@@ -76,7 +77,7 @@ def read(path: str | os.PathLike[str]) -> Index:
     if os.path.getsize(path) > MAX_JSON:
         raise HeaderError("index_invalid", f"the index {name} is larger than {MAX_JSON:,} bytes")
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8", opener=regular) as file:
             document = json.load(file)
     except (ValueError, RecursionError) as error:
         raise HeaderError(

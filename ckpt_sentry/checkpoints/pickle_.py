@@ -22,6 +22,7 @@ from ckpt_sentry.checkpoints import elements, unpickle
 from ckpt_sentry.checkpoints._torch_globals import ALLOWED, Storage, Tensor
 from ckpt_sentry.checkpoints.elements import Sample, Slot
 from ckpt_sentry.checkpoints.errors import HeaderError
+from ckpt_sentry.checkpoints.regular import regular
 from ckpt_sentry.checkpoints.unpickle import Opaque, UnreadablePickle
 
 MAX_DIRECTORY: Final = 16 * 2**20
@@ -138,7 +139,7 @@ def _read_zip(path: str) -> _Raw:
 
 
 def _check_directory(path: str) -> None:
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=regular) as file:
         # The private function that zipfile itself begins with: it finds the end record, zip64 or not.
         end = zipfile._EndRecData(file)  # type: ignore[attr-defined]  # noqa: SLF001
     if end is None:
@@ -173,7 +174,7 @@ def _read_archive(path: str, archive: zipfile.ZipFile) -> _Raw:
 def _read_legacy(path: str) -> _Raw:
     size = os.path.getsize(path)
     for limit in _FIRST_READS:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=regular) as file:
             data = file.read(limit)
         try:
             return _parse_legacy(path, data, size)

@@ -21,6 +21,7 @@ from ckpt_sentry.audit.report import Finding
 from ckpt_sentry.checkpoints import safetensors
 from ckpt_sentry.checkpoints.elements import open_regular
 from ckpt_sentry.checkpoints.errors import HeaderError
+from ckpt_sentry.checkpoints.regular import regular
 
 Kind = Literal[
     "safetensors",
@@ -193,7 +194,7 @@ def _decode(raw: bytes) -> str:
 
 def _json(path: str, size: int) -> FileFacts | None:
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=regular) as file:
             document = json.load(file)
     except (ValueError, RecursionError):
         return FileFacts("unknown", size, "a JSON text that is cut off or damaged") if path.endswith(".json") else None

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 from ckpt_sentry.checkpoints import unpickle
 from ckpt_sentry.checkpoints.dcp_metadata import DcpMetadata, Stored
+from ckpt_sentry.checkpoints.regular import regular
 
 MAX_STEP: Final = 10**12
 _MAX_LEVELS: Final = 4
@@ -102,7 +103,7 @@ def _from_sidecar(path: str, name: str) -> Step | None:
 
 def _value_of(file: str, read: Callable[[str], object]) -> int | None:
     try:
-        with open(file, "rb") as stream:
+        with open(file, "rb", opener=regular) as stream:
             data = stream.read(_MAX_STATE_BYTES + 1)
         value = read(data.decode()) if len(data) <= _MAX_STATE_BYTES else None
     except (OSError, ValueError, RecursionError):
@@ -166,7 +167,7 @@ def _only_place(metadata: DcpMetadata, key: str) -> Stored | None:
 
 def _peek(folder: str, stored: Stored) -> object:
     try:
-        with open(os.path.join(folder, stored.file), "rb") as file:
+        with open(os.path.join(folder, stored.file), "rb", opener=regular) as file:
             file.seek(stored.offset)
             data = file.read(stored.length)
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
