@@ -11,6 +11,7 @@ setup: $(READY)
 
 # Again only when the dependencies may have changed; the install is editable.
 $(READY): pyproject.toml startup/ckpt_sentry.pth startup/ckpt_sentry.start
+	@echo "Making $(VENV) and installing into it, PyTorch included: this can take some minutes."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@

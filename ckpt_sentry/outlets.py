@@ -10,17 +10,33 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from ckpt_sentry import config, names, speaker, stall
+from ckpt_sentry import config, names, stall
 from ckpt_sentry.guard import contained
 from ckpt_sentry.telemetry import log, otel
 from ckpt_sentry.telemetry.channel import Channel
 from ckpt_sentry.telemetry.events import PhaseEntered
 
 if TYPE_CHECKING:
+    from ckpt_sentry.speaker import OwnSpeaker
     from ckpt_sentry.telemetry.events import Event, LoadFailing, LoadFinished
 
 GOOD_SECONDS = 0.1
 FAILING_SECONDS = 1.5
+
+
+def prepare() -> None:
+    """
+    Import what the first load needs, now rather than then. A worker of a launcher does not speak for itself.
+    """
+    if config.settings().receiver is None:
+        _own_speaker()
+
+
+def _own_speaker() -> OwnSpeaker:
+    # Not at the top: aggregates and their text are half of what this package takes to import.
+    from ckpt_sentry import speaker
+
+    return speaker.own()
 
 
 class Outlets:
@@ -70,7 +86,7 @@ class Outlets:
     @contained("outlets.deliver")
     def _deliver(self, event: Event) -> None:
         if self._channel is None:
-            speaker.own().hear(event)
+            _own_speaker().hear(event)
         elif isinstance(event, PhaseEntered) and stall.tell(event):
             pass
         elif self._left > 0:
@@ -80,7 +96,7 @@ class Outlets:
             if self._channel.gone:
                 # What a launcher left behind in the environment of a job that outlives it: the job speaks for itself.
                 self._channel = None
-                speaker.own().hear(event)
+                _own_speaker().hear(event)
         if self._otel and event.name != names.EVENT_LOAD_FINISHED:
             otel.event(event)
 

@@ -87,6 +87,7 @@ class Parent(Surroundings):
     """
 
     def __init__(self, run_id: str | None, local_ranks: int | None, *, knows_ends: bool = True) -> None:
+        config.warn_problems()
         token = secrets.token_urlsafe(24)
         me = identity.identity({})
         self.run_id = run_id or me.run_id

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 QUIET_SECONDS = 15.0
 """
-A report that is not good waits for the end of the job, so that it stands below what the job itself prints; but not
-longer than this much silence, for the job may go on.
+The report of a load that has raised waits for the end of the job, so that it stands below what the job itself prints;
+but not longer than this much silence, for the job may go on.
 """
 
 PARTIAL_SECONDS = 5.0
@@ -50,7 +50,8 @@ MOST_SAID = 10_000
 @dataclass(slots=True)
 class _Watch:
     """
-    A load that has not been said yet: whether it is good so far, when it began and when something was last heard of it.
+    A load that has not been said yet: whether it is good so far, or has raised on a rank, when it began and when
+    something was last heard of it.
 
     Times are of the monotonic clock, but for `since`, which is in seconds since the epoch. `asked` is when the ranks
     were asked where they stand, or the first of them said so by itself; `hung` whether that has been reported.
@@ -60,6 +61,7 @@ class _Watch:
     began: float
     last: float
     good: bool = True
+    raised: bool = False
     asked: float | None = None
     hung: bool = False
 
@@ -225,11 +227,12 @@ class Speaker:
         watch = self._watches.setdefault(load_id, _Watch(event.at, began=now, last=now))
         watch.last = now
         if isinstance(event, LoadFailing):
-            watch.good = False
+            watch.good, watch.raised = False, True
         elif isinstance(event, LoadStalled):
             watch.asked = watch.asked or watch.last
         elif isinstance(event, LoadFinished):
             watch.good = watch.good and event.report.verdict == "ok"
+            watch.raised = watch.raised or event.report.error is not None
 
     def _expected(self) -> range | None:
         """
@@ -245,7 +248,7 @@ class Speaker:
     def _is_ready(self, load_id: str) -> bool:
         watch = self._watches[load_id]
         if self._is_complete(load_id):
-            return watch.good or self._aggregator.is_past(load_id) or watch.quiet() > QUIET_SECONDS
+            return not watch.raised or self._aggregator.is_past(load_id) or watch.quiet() > QUIET_SECONDS
         progress = self._aggregator.progress(load_id)
         return progress.started <= progress.finished and watch.quiet() > PARTIAL_SECONDS
 

@@ -36,6 +36,7 @@ class OwnSpeaker:
     """
 
     def __init__(self) -> None:
+        config.warn_problems()
         me = identity.identity()
         self._records = records_for(me)
         self._aggregators: dict[str, Aggregator] = {}

@@ -10,6 +10,8 @@ the interpreter lock for a moment and nothing else. Only names of files, lines a
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import os
 import sys
 import threading
@@ -110,16 +112,24 @@ class Alarm:
 
     def __init__(self, who: Identity, load_id: str, seconds: float, ring: Callable[[LoadStalled], None]) -> None:
         self._who, self._load_id, self._ring = who, load_id, ring
+        self._over = _thread.allocate_lock()
+        self._over.acquire()
         # What is longer than the platform can wait for never comes.
-        self._timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), self._expire)
-        self._timer.daemon = True
-        self._timer.start()
+        seconds = min(seconds, threading.TIMEOUT_MAX)
+        # A `threading.Thread` makes its starter wait until it runs, which a good load would have to pay for.
+        with contextlib.suppress(RuntimeError):  # no more threads, or the interpreter is ending
+            _thread.start_new_thread(self._wait, (seconds,))
 
     def cancel(self) -> None:
         """
-        The load has ended.
+        The load has ended. May be called twice.
         """
-        self._timer.cancel()
+        if self._over.locked():
+            self._over.release()
+
+    def _wait(self, seconds: float) -> None:
+        if not self._over.acquire(timeout=seconds):
+            self._expire()
 
     @contained("stall.expire")
     def _expire(self) -> None:

@@ -32,14 +32,13 @@ def main() -> int:
     Run the job, then the report.
     """
     with tempfile.TemporaryDirectory(prefix="ckpt-sentry-demo-") as folder:
-        records = Path(folder, "records")
-        environ = {**os.environ, "CKPT_SENTRY": "1", "CKPT_SENTRY_DIR": str(records), "OMP_NUM_THREADS": "1"}
+        environ = {**os.environ, "CKPT_SENTRY": "1", "OMP_NUM_THREADS": "1"}
         script = os.path.relpath(HERE / "resume_gpt.py")
         job = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", script, folder]
         if shown(job, environ) == 0:
             print("the job was meant to fail, and did not", file=sys.stderr)
             return 1
-        report = [sys.executable, "-m", "ckpt_sentry", "report", str(records)]
+        report = [sys.executable, "-m", "ckpt_sentry", "report"]
         if shown(report, environ) != 0:
             return 1
         done = subprocess.run([*report, "--json"], env=environ, check=True, capture_output=True, text=True)

@@ -13,7 +13,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ckpt_sentry import hooks
+from ckpt_sentry import hooks, outlets
 from ckpt_sentry.guard import contained
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def prepare(_module: ModuleType) -> None:
     Import what watches the calls, now that torch is whole: the first load shall not wait for it.
     """
     _calls()
+    outlets.prepare()
 
 
 @contained("module.calls")
