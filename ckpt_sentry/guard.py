@@ -3,7 +3,8 @@ The agent's own errors: swallowed and logged in production, raised under this pa
 
 Every entry from the host into the agent goes through `contained`, and a function of the host that is observed as a
 whole goes through `around`. The host's own call is never inside a `try` that swallows. A `Refusal` is no own error: it
-is meant for the host.
+is meant for the host. Neither is what a signal handler of the host raises while the agent happens to run: a time limit
+by `signal.alarm`, torchrun's `SignalException`. What swallows exceptions by itself calls `let_through`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from ckpt_sentry.errors import Refusal
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
     from typing import Any, ParamSpec, TypeVar
 
     from ckpt_sentry.patches import Patch, Wrap
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     D = TypeVar("D")
 
 _said: set[str] = set()
+_STARRED = 0x04
+"""CO_VARARGS: the code takes `*args`."""
 
 under_test = False
 """Set by this package's own `tests/conftest.py` alone."""
@@ -49,7 +53,7 @@ def contained(point: str, default: Any = None) -> Callable[[Callable[P, T]], Cal
                 # Spelt out here rather than in a function: no other code of the agent has to work for this to hold.
                 raising = False
                 try:
-                    raising = strict()
+                    raising = from_signal(error) or strict()
                     if not raising:
                         log(point, error)
                 except Exception:  # noqa: S110
@@ -92,6 +96,40 @@ def around(
         return watched
 
     return wrap
+
+
+def let_through(error: BaseException) -> None:
+    """
+    Raise the error again if a signal handler of the host has raised it. For an `except` block that would swallow it.
+    """
+    if from_signal(error):
+        raise error
+
+
+def from_signal(error: BaseException) -> bool:
+    """
+    Whether a signal handler of the host has raised this while the agent ran.
+
+    A handler is called from the very frame that it interrupts, and gets that frame as an argument (`signal.signal`).
+    """
+    traceback = error.__traceback__
+    while traceback is not None:
+        frame, traceback = traceback.tb_frame, traceback.tb_next
+        given = _arguments(frame)
+        if any(type(number) is int and where is frame.f_back for number, where in zip(given, given[1:])):  # noqa: B905, RUF007
+            return True
+    return False
+
+
+def _arguments(frame: FrameType) -> list[Any]:
+    """
+    The positional arguments of the function that a frame runs, those of `*args` included.
+    """
+    code, values = frame.f_code, frame.f_locals
+    given = [values.get(name) for name in code.co_varnames[: code.co_argcount]]
+    if code.co_flags & _STARRED:
+        given += values.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount], ())
+    return given
 
 
 def strict() -> bool:

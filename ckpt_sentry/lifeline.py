@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ckpt_sentry import names
 from ckpt_sentry.audit import codec
 from ckpt_sentry.audit.report import Identity
-from ckpt_sentry.guard import contained
+from ckpt_sentry.guard import contained, let_through
 from ckpt_sentry.telemetry.channel import split_address
 
 if TYPE_CHECKING:
@@ -210,7 +210,8 @@ class Lifeline:
         with self._telling:
             try:
                 sent = self._sock.send(data, socket.MSG_DONTWAIT)
-            except OSError:
+            except OSError as error:
+                let_through(error)
                 return False
             if sent < len(data):
                 # Half a line would spoil the next one.

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry import config, identity, names
-from ckpt_sentry.guard import contained
+from ckpt_sentry.guard import contained, let_through
 from ckpt_sentry.lifeline import Lifeline
 from ckpt_sentry.telemetry import otlp_json
 from ckpt_sentry.telemetry.channel import Channel
@@ -158,8 +158,9 @@ def connect() -> None:
         _lifeline_pid = os.getpid()
         try:
             _lifeline = Lifeline(settings.lifeline, settings.token, identity.identity(), _answer)
-        except OSError:  # the launcher is gone, or was never of our time
+        except OSError as error:  # the launcher is gone, or was never of our time
             _lifeline = None
+            let_through(error)
 
 
 def tell(event: Event) -> bool:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import signal
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -133,3 +135,58 @@ class TestAround:
         patch.active = False
         assert call() == 1
         assert seen == []
+
+
+class TooLongError(Exception):
+    pass
+
+
+def takes_the_frame(_number: int, _frame: object) -> None:
+    raise TooLongError
+
+
+def takes_anything(*_: object, kind: type[Exception] = TooLongError) -> None:
+    raise kind
+
+
+class Limit:
+    def __call__(self, _number: int, _frame: object) -> None:
+        raise TimeoutError
+
+
+@pytest.fixture(params=[takes_the_frame, takes_anything, Limit()], ids=["frame", "anything", "method"])
+def signalled(request: pytest.FixtureRequest) -> Iterator[Callable[[], None]]:
+    """
+    A function amid which a signal comes whose handler raises.
+    """
+    before = signal.signal(signal.SIGUSR1, request.param)
+    yield lambda: signal.raise_signal(signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.usefixtures("production")
+def test_what_a_signal_handler_raises_passes(signalled: Callable[[], None]) -> None:
+    with pytest.raises((TooLongError, TimeoutError)):
+        guard.contained("test.point")(signalled)()
+
+
+def test_nobody_swallows_what_a_signal_handler_raises(signalled: Callable[[], None]) -> None:
+    def swallow() -> None:
+        try:
+            signalled()
+        except Exception as error:
+            guard.let_through(error)
+
+    with pytest.raises((TooLongError, TimeoutError)):
+        swallow()
+
+
+def test_what_no_signal_handler_raises_is_not_let_through() -> None:
+    def given(_number: int, _frame: object) -> None:
+        raise TooLongError
+
+    for arguments in ((1, None), (None, sys._getframe()), (1, sys._getframe().f_back)):
+        try:
+            given(*arguments)
+        except TooLongError as error:
+            guard.let_through(error)

@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from ckpt_sentry.audit.escape import cut
 from ckpt_sentry.audit.fold import key_list
+from ckpt_sentry.guard import let_through
 
 MOST_ITEMS: Final = 10_000
 LONGEST_LIST: Final = 1_500
@@ -83,7 +84,8 @@ def items_of(iterable: object, limit: int = MOST_ITEMS) -> tuple[list[object], b
     try:
         with _Budget(_SECONDS):
             taken = list(itertools.islice(_again(iterable, _DEPTH), limit + 1))
-    except Exception:
+    except Exception as failure:
+        let_through(failure)
         return None
     return taken[:limit], len(taken) > limit
 
@@ -279,7 +281,8 @@ def listed(items: Iterable[object], more: bool = False) -> str:  # noqa: FBT001,
 def _shown(item: object) -> str:
     try:
         return cut(_ADDRESS.sub(">", repr(item)))
-    except Exception:
+    except Exception as failure:
+        let_through(failure)
         return f"<{type(item).__name__}>"
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ckpt_sentry.checkpoints.dcp_metadata import DcpMetadata, by_number
+from ckpt_sentry.guard import let_through
 
 MAX_LISTED: Final = 10_000
 MAX_STATS: Final = 4096
@@ -88,7 +89,8 @@ def listing(folder: str) -> Listing | None:
                     cut = True
                     break
                 (folders if _is_folder(entry) else files).add(entry.name)
-    except OSError:
+    except OSError as failure:
+        let_through(failure)
         return None
     return Listing(frozenset(files), frozenset(folders), cut)
 

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 from ckpt_sentry.checkpoints import unpickle
 from ckpt_sentry.checkpoints.dcp_metadata import DcpMetadata, Stored
 from ckpt_sentry.checkpoints.regular import regular
+from ckpt_sentry.guard import let_through
 
 MAX_STEP: Final = 10**12
 _MAX_LEVELS: Final = 4
@@ -106,7 +107,8 @@ def _value_of(file: str, read: Callable[[str], object]) -> int | None:
         with open(file, "rb", opener=regular) as stream:
             data = stream.read(_MAX_STATE_BYTES + 1)
         value = read(data.decode()) if len(data) <= _MAX_STATE_BYTES else None
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError) as failure:
+        let_through(failure)
         return None
     return _as_step(value)
 
@@ -172,7 +174,8 @@ def _peek(folder: str, stored: Stored) -> object:
             data = file.read(stored.length)
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             return _number(archive)
-    except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError, EOFError, zipfile.BadZipFile):
+    except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError, EOFError, zipfile.BadZipFile) as failure:
+        let_through(failure)
         return None
 
 

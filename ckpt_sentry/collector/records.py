@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ckpt_sentry.guard import let_through
 from ckpt_sentry.telemetry import otlp_json
 from ckpt_sentry.telemetry.events import Event, LoadFinished
 
@@ -153,7 +154,8 @@ class Records:
                 self._ragged = os.write(descriptor, data) != len(data)
             finally:
                 os.close(descriptor)
-        except OSError:
+        except OSError as error:
+            let_through(error)
             return False
         return not self._ragged
 

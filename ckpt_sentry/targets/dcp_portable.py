@@ -16,7 +16,7 @@ import pickle
 import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckpt_sentry.guard import contained
+from ckpt_sentry.guard import contained, let_through
 from ckpt_sentry.targets.exceptions import TEXT, text_of
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ def portable(exc: BaseException) -> BaseException:
     """
     try:
         pickle.loads(pickle.dumps(exc))  # noqa: S301 - bytes of our own making
-    except Exception:
+    except Exception as failure:
+        let_through(failure)
         bases = (c for c in type(exc).__mro__ if c.__module__ == "builtins")
         nearest = next((c for c in bases if c not in (BaseException, Exception, object)), RuntimeError)
         name = f"{type(exc).__module__}.{type(exc).__qualname__}"

@@ -15,6 +15,7 @@ import socket
 import threading
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from ckpt_sentry.guard import let_through
 from ckpt_sentry.telemetry import otlp_json
 from ckpt_sentry.telemetry.deadline import Deadline, TimedSocket
 
@@ -92,11 +93,13 @@ class Channel:
             reused = self._own_connection() is not None
             try:
                 return self._exchange(body, deadline)
-            except TimeoutError:
+            except TimeoutError as error:
                 self._drop()
+                let_through(error)
                 return False
             except (OSError, http.client.HTTPException) as error:
                 self._drop()
+                let_through(error)
                 self.gone = isinstance(error, ConnectionRefusedError)
                 if not reused:
                     return False
@@ -104,6 +107,7 @@ class Channel:
                 return self._exchange(body, deadline)
             except (OSError, http.client.HTTPException) as error:
                 self._drop()
+                let_through(error)
                 self.gone = isinstance(error, ConnectionRefusedError)
                 return False
         finally:
@@ -189,6 +193,7 @@ def _connect(host: str, port: int, deadline: Deadline) -> _Connection:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError as error:
             sock.close()
+            let_through(error)
             failure = error
             continue
         return _Connection(host, port, TimedSocket(sock, deadline))
