@@ -6,9 +6,9 @@ What the agent costs a load by accelerate, and what it saves: `python benchmarks
   yet: such a "load" of any size takes as long as its bookkeeping, so what the agent adds is given in milliseconds.
 * refused/loaded: a checkpoint of twice the size with a wrong prefix, refused, and the same one loaded under its name.
 
-Medians, and the spread of the ratios of neighbouring pairs, in seconds of CPU time of one thread: that is what the load
-takes on a machine that does nothing else. The files stay in the page cache; on a disk the load takes longer, and the
-agent does not.
+Medians, and the spread of the ratios of neighbouring pairs, in two ways. "cached": the file lies in the page cache, and
+the seconds are CPU time of one thread, which is what the load takes at best. "from disk": the file is put out of the
+cache before each load, and the seconds are those on the clock.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 os.environ |= {"CKPT_SENTRY": "1", "CKPT_SENTRY_LOG": "off", "CUDA_VISIBLE_DEVICES": "", "TQDM_DISABLE": "1"}
 os.environ.setdefault("CKPT_SENTRY_DIR", tempfile.mkdtemp(prefix="ckpt-sentry-bench-records-"))
@@ -36,9 +37,6 @@ from safetensors.torch import save_file  # noqa: E402
 from torch import nn  # noqa: E402
 
 import ckpt_sentry  # noqa: E402
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 torch.set_num_threads(1)
 WIDTH = 1024
@@ -84,14 +82,37 @@ def save(path: Path, gigabytes: float, prefix: str = "") -> None:
     )
 
 
-def timed(load: Callable[[], object]) -> float:
+class Way(NamedTuple):
+    """
+    How a load is measured: what is done to its file before, and by which clock.
+    """
+
+    name: str
+    prepare: Callable[[Path], object]
+    clock: Callable[[], float]
+
+
+def evict(path: Path) -> None:
+    """
+    Put a file out of the page cache.
+    """
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+WAYS = (Way("cached", lambda _: None, time.process_time), Way("from disk", evict, time.perf_counter))
+
+
+def timed(load: Callable[[], object], path: Path, way: Way) -> float:
     """
     Seconds that a load takes, garbage of the last one not counted.
     """
     gc.collect()
-    began = time.process_time()
+    way.prepare(path)
+    began = way.clock()
     load()
-    return time.process_time() - began
+    return way.clock() - began
 
 
 def quartiles(ratios: list[float]) -> str:
@@ -106,14 +127,17 @@ def cost(folder: Path, gigabytes: float, pairs: int) -> None:
     path = folder / "good.safetensors"
     save(path, gigabytes)
     target = model(gigabytes)
-    on, off = alternate(partial(big_modeling.load_checkpoint_and_dispatch, target, str(path)), pairs)
+    for way in WAYS:
+        on, off = alternate(partial(big_modeling.load_checkpoint_and_dispatch, target, str(path)), path, way, pairs)
+        ratios = [one / other for one, other in zip(on, off, strict=True)]
+        print(f"good load of {gigabytes:g} GB, {way.name}, {statistics.median(off):.2f} s: on/off {quartiles(ratios)}")
     del target
-    ratios = [one / other for one, other in zip(on, off, strict=True)]
-    print(f"good load of {gigabytes:g} GB, {statistics.median(off):.2f} s: on/off {quartiles(ratios)}")
     on, off = alternate(
         lambda: big_modeling.load_checkpoint_and_dispatch(
             model(gigabytes, empty=True), str(path), device_map={"": "cpu"}
         ),
+        path,
+        WAYS[0],
         pairs,
     )
     more = statistics.median(on) - statistics.median(off)
@@ -121,7 +145,7 @@ def cost(folder: Path, gigabytes: float, pairs: int) -> None:
     path.unlink()
 
 
-def alternate(load: Callable[[], object], pairs: int) -> tuple[list[float], list[float]]:
+def alternate(load: Callable[[], object], path: Path, way: Way, pairs: int) -> tuple[list[float], list[float]]:
     """
     Seconds with the agent and without, in pairs, of which every other begins with the agent.
     """
@@ -131,7 +155,7 @@ def alternate(load: Callable[[], object], pairs: int) -> tuple[list[float], list
     for pair in range(pairs):
         for is_on in (True, False) if pair % 2 else (False, True):
             (ckpt_sentry.install if is_on else ckpt_sentry.uninstall)()
-            seconds[is_on].append(timed(load))
+            seconds[is_on].append(timed(load, path, way))
     return seconds[True], seconds[False]
 
 
@@ -142,18 +166,20 @@ def saving(folder: Path, gigabytes: float, pairs: int) -> None:
     path = folder / "wrong.safetensors"
     save(path, gigabytes, "model.")
     target = model(gigabytes)
-    factors, refused = [], []
-    for _ in range(pairs):
-        ckpt_sentry.uninstall()
-        right = nn.ModuleDict({"model": target})
-        loaded = timed(partial(big_modeling.load_checkpoint_and_dispatch, right, str(path)))
-        ckpt_sentry.install()
-        refused.append(timed(partial(refuse, target, path)))
-        factors.append(loaded / refused[-1])
-    print(
-        f"wrong prefix, {gigabytes:g} GB: refused in {statistics.median(refused) * 1e3:.1f} ms, "
-        f"{statistics.median(factors):.0f} times as fast as loaded ({min(factors):.0f} to {max(factors):.0f})"
-    )
+    right = nn.ModuleDict({"model": target})
+    for way in WAYS:
+        factors, refused = [], []
+        for _ in range(pairs):
+            ckpt_sentry.uninstall()
+            load = partial(big_modeling.load_checkpoint_and_dispatch, right, str(path))
+            loaded = timed(load, path, way)
+            ckpt_sentry.install()
+            refused.append(timed(partial(refuse, target, path), path, way))
+            factors.append(loaded / refused[-1])
+        print(
+            f"wrong prefix, {gigabytes:g} GB, {way.name}: refused in {statistics.median(refused) * 1e3:.1f} ms, "
+            f"{statistics.median(factors):.0f} times as fast as loaded ({min(factors):.0f} to {max(factors):.0f})"
+        )
 
 
 def refuse(wrong: nn.Module, path: Path) -> None:

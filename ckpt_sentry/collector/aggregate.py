@@ -6,7 +6,6 @@ One pass in order of arrival. Time is O(events), memory O(distinct reports) and 
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final, cast
@@ -275,7 +274,8 @@ def _summarise(state: LoadState, story: Story) -> Aggregate:
         findings=found,
         groups=tuple(Group(ranks.compact(one.ranks), len(one.ranks), one.report) for one in groups),
         unfinished=story.unfinished(),
-        failed_ranks=len(failed),
+        failed_ranks=ranks.compact(failed),
+        heard_ranks=len(story.heard),
         seconds=_seconds(state),
         bytes_read=sum(read for _, _, read in state.times.values()),
     )
@@ -332,7 +332,11 @@ def _verdict(story: Story, groups: list[Saying], found: tuple[RankFinding, ...],
 
 def _spread(values: dict[int, float]) -> Spread:
     slowest = max(values, key=lambda rank: (values[rank], -rank))
-    return Spread(min(values.values()), statistics.median(values.values()), values[slowest], slowest)
+    ordered = sorted(values.values())
+    middle = len(ordered) // 2
+    # Not `statistics.median`: importing it would cost every job a decimal library.
+    median = ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+    return Spread(ordered[0], median, ordered[-1], slowest)
 
 
 def _seconds(state: LoadState) -> Seconds | None:
