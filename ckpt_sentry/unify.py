@@ -5,7 +5,7 @@ Bring the keys of a state dict into line with a model: by the rule that is infer
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,17 +22,36 @@ _NAME_ONLY = Entry(None, None)
 _SHOWN_BYTES = 200
 
 
-@dataclass(frozen=True, slots=True)
-class Unified:
+@dataclass(frozen=True, slots=True, eq=False)
+class Unified(Mapping[str, Any]):
     """
-    What `unify_keys` did: the new state dict (the same tensors under other keys), the rule in words (None: no key had
-    to change), how many keys it renamed, and the coverage that the new dict gives (None where no model was given).
+    What `unify_keys` did. It is a mapping, the new state dict, and goes wherever a state dict is only read:
+    `model.load_state_dict(unify_keys(state_dict, model))`. What writes into it, or saves it, takes `state_dict`.
+
+    `state_dict` holds the same tensors under other keys; `rule` is what was done, in words (None: no key had to
+    change), `count` the number of keys renamed, `coverage` what the new dict gives (None where no model was given).
     """
 
     state_dict: dict[str, Any] = field(repr=False)
     rule: str | None
     count: int
     coverage: Coverage | None
+
+    def __getitem__(self, key: str) -> Any:
+        return self.state_dict[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.state_dict)
+
+    def __len__(self) -> int:
+        return len(self.state_dict)
+
+    @property
+    def _metadata(self) -> Any:
+        """
+        The versions of the modules, which `nn.Module.load_state_dict` looks for in what it is given (module.py:2586).
+        """
+        return getattr(self.state_dict, "_metadata", None)
 
 
 def unify_keys(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from ckpt_sentry import Unified, unify_keys
 from ckpt_sentry.audit.examine import examine
 from ckpt_sentry.audit.report import Coverage
 from ckpt_sentry.unify import align, inventory_of
-from tests.targets.nets import Net, renamed, values
+from tests.targets.nets import Net, equal, renamed, values
 
 WHOLE = Coverage(1.0, 1.0)
 
@@ -132,3 +133,24 @@ def test_given_prefixes_keep_every_value(keys: list[str], strip: str, add: str) 
     before = OrderedDict((strip + key, number) for number, key in enumerate(keys))
     after = unify_keys(before, strip_prefix=strip, add_prefix=add).state_dict
     assert list(after.items()) == [(add + key, number) for number, key in enumerate(keys)]
+
+
+def test_what_comes_out_is_the_state_dict_itself() -> None:
+    before, model = renamed("module."), Net()
+    done = unify_keys(before, model)
+    assert isinstance(done, Mapping)
+    assert (len(done), list(done), done["head.weight"]) == (10, list(values()), before["module.head.weight"])
+    assert model.load_state_dict(done) == ([], [])
+    assert equal(model, values())
+    gathered = {"epoch": torch.tensor(3)}
+    gathered.update(done)
+    assert [*gathered] == ["epoch", *values()]
+    assert dict(done) == done.state_dict
+
+
+def test_the_versions_of_modules_reach_the_load() -> None:
+    saved = Net(counter=True).state_dict()
+    wrapped = OrderedDict((f"module.{key}", value) for key, value in saved.items())
+    assert unify_keys(wrapped, Net(counter=True))._metadata is None
+    wrapped._metadata = OrderedDict((f"module.{path}", version) for path, version in saved._metadata.items())
+    assert unify_keys(wrapped, Net(counter=True))._metadata["bn"] == {"version": 2}

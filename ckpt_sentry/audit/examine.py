@@ -56,7 +56,8 @@ def examine(  # noqa: PLR0913 - two sides, and what is known about the load
     """
     Compare what a model asks for with what a checkpoint holds.
 
-    A name that shares its storage with one that the checkpoint has is not missing. `allow_missing` are globs of keys
+    A name that shares its storage with one that the checkpoint has is not missing, and of tied names that are missing
+    one is named and counted; `difference` has them all. `allow_missing` are globs of keys
     that may stay unloaded. `read_fractions` gives, for the keys where that is known, the part of the elements that is
     really read, in [0, 1]; all other keys are read whole where the shapes agree, and not at all where they do not.
     Below `minimum`, a coverage in [0, 1], there is a finding `low_coverage`. Each list of keys is bounded by
@@ -72,19 +73,20 @@ def examine(  # noqa: PLR0913 - two sides, and what is known about the load
     inference = infer(model, checkpoint, unexplained, allow_missing, lost=optimizer.explained)
     supplied = _supplied(model, difference, fractions)
     part = FULL if len(supplied) == len(model.entries) and not fractions else coverage(model, supplied, allow_missing)
-    allowed = matcher(allow_missing)
+    allowed, counted = matcher(allow_missing), model.once(difference.missing)
     facts = findings.Facts(
         model=model,
         checkpoint=checkpoint,
         coverage=part,
-        missing=tuple(folds(difference.missing)),
+        missing=tuple(folds(counted)),
+        gone=difference.missing,
         unexpected=tuple(folds(difference.unexpected)),
         mismatched=_fold_mismatched(difference.mismatched),
         casts=_fold_casts(difference.casts),
         retyped=difference.retyped,
         inference=inference,
         losses=losses(model, [key for key in unexplained.missing if not allowed(key)]),
-        allowed=sum(map(allowed, difference.missing)),
+        allowed=len(counted) - len(model.once(key for key in difference.missing if not allowed(key))),
         is_explained=_is_explained(difference, optimizer, inference),
         is_copied=all(fractions.get(pair.key, 0.0) > 0 for pair in difference.mismatched),
         minimum=minimum,

@@ -5,11 +5,12 @@ The sentences about keys: what happened, where, what to do.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import floor
 from typing import Final
 
 from ckpt_sentry.audit.coverage import Loss
+from ckpt_sentry.audit.depth import shallower
 from ckpt_sentry.audit.diff import Pair
 from ckpt_sentry.audit.escape import shown
 from ckpt_sentry.audit.fold import Fold, folds
@@ -33,6 +34,12 @@ ORDER: Final = (
 )
 """What explains comes before what it explains."""
 
+RENAME: Final = "Rename its keys: model.load_state_dict(ckpt_sentry.unify_keys(state_dict, model))."
+RENAME_BY_HAND: Final = (
+    "Compare values, then name the rule yourself: ckpt_sentry.unify_keys(state_dict, model, strip_prefix=…, "
+    "add_prefix=…)."
+)
+_ANEW: Final = "If the missing keys are to start anew"
 _SHOWN: Final = 3
 
 
@@ -41,7 +48,8 @@ class Facts:
     """
     What the sentences are made of.
 
-    `allowed` counts the missing keys that may be missing; `is_explained` says that a rename or an optimizer explains
+    `missing` are folds of `gone`, of which it has one name for each storage; `allowed` counts those of them that may be
+    missing; `is_explained` says that a rename or an optimizer explains
     every missing key; `is_copied`, that the keys of other shapes are read all the same.
     """
 
@@ -49,6 +57,7 @@ class Facts:
     checkpoint: Inventory
     coverage: Coverage
     missing: Sequence[Fold] = ()
+    gone: Sequence[str] = ()
     unexpected: Sequence[Fold] = ()
     mismatched: Sequence[ShapeMismatch] = ()
     casts: Sequence[DtypeCast] = ()
@@ -75,6 +84,30 @@ def ranked(found: Iterable[Finding]) -> tuple[Finding, ...]:
     """
     place = {code: number for number, code in enumerate(ORDER)}
     return tuple(sorted(found, key=lambda finding: (place.get(finding.code, len(place)), finding.text)))
+
+
+def renaming(found: Iterable[Finding], step: str) -> tuple[Finding, ...]:
+    """
+    The same findings, with the call by which this loader is made to rename; not where the rule is in doubt.
+    """
+    return tuple(replace(one, next=step) if one.code == "renamed_keys" and one.next == RENAME else one for one in found)
+
+
+def anew(found: Iterable[Finding], way: str | None) -> tuple[Finding, ...]:
+    """
+    The same findings, with the way by which this loader is made to leave the missing keys as they are (None: none).
+
+    Only where that would let the load pass has `collect` said so.
+    """
+    step = None if way is None else f"{_ANEW}: {way}."
+    return tuple(replace(one, next=step) if is_anew(one) else one for one in found)
+
+
+def is_anew(found: Finding) -> bool:
+    """
+    Whether the next step is the way to leave missing keys as they are.
+    """
+    return found.next is not None and found.next.startswith(_ANEW)
 
 
 def percent(part: float) -> str:
@@ -120,24 +153,35 @@ def _renamed(facts: Facts) -> Iterator[Finding]:
         "warning",
         f"The checkpoint has {keys(rename.count)} of this model under other names: {rename.rule} "
         f"({before} → {after}), then {percent(rename.coverage)} would load.{unsure}",
-        "Rename the checkpoint's keys so: ckpt_sentry.unify_keys(state_dict, model), or CKPT_SENTRY_ALIGN=auto.",
+        RENAME_BY_HAND if inference.ambiguous else RENAME,
     )
 
 
 def _no_overlap(facts: Facts) -> Iterator[Finding]:
-    model = facts.model.entries
-    if not model or any(key in facts.checkpoint.entries for key in model):
+    if not facts.model.entries or _overlaps(facts):
         return
     if not facts.checkpoint.entries:
-        text = f"The checkpoint holds nothing: 0 of {keys(len(model))} would load."
+        text = f"The checkpoint holds nothing: 0 of {keys(facts.model.keys)} would load."
         yield Finding("no_overlap", "error", text, "Check that the path is the one that was saved to.")
         return
     text = (
-        f"No key of the checkpoint is a key of this model: 0 of {keys(len(model))} would load. "
+        f"No key of the checkpoint is a key of this model: 0 of {keys(facts.model.keys)} would load. "
         f"The checkpoint has {listing(facts.unexpected)}; the model wants {listing(facts.missing)}."
     )
     following = None if facts.inference is not None else "Check that the checkpoint belongs to this model."
     yield Finding("no_overlap", "error", text, following)
+
+
+def _overlaps(facts: Facts) -> bool:
+    return any(key in facts.checkpoint.entries for key in facts.model.entries)
+
+
+def _is_gap(facts: Facts) -> bool:
+    """
+    Whether nothing but missing keys is in the way: to allow them is then a way out, not a guard disarmed.
+    """
+    others = facts.retyped or (facts.mismatched and not facts.is_copied)
+    return not (facts.is_explained or facts.inference or others) and _overlaps(facts)
 
 
 def _mismatched(facts: Facts) -> Iterator[Finding]:
@@ -194,14 +238,26 @@ def _missing(facts: Facts) -> Iterator[Finding]:
         return
     if facts.allowed:
         text += f" {facts.allowed:,} of them may be."
-    following = "If they are to start anew, name them in CKPT_SENTRY_ALLOW_MISSING."
-    yield Finding("missing_keys", "warning", text, None if facts.is_explained else following)
+    if not _is_gap(facts):
+        yield Finding("missing_keys", "warning", text)
+        return
+    yield Finding("missing_keys", "warning", text, _depth(facts) or _allowance())
+
+
+def _allowance() -> str:
+    return f"{_ANEW}, name them in CKPT_SENTRY_ALLOW_MISSING."
+
+
+def _depth(facts: Facts) -> str | None:
+    return shallower(facts.model.entries, facts.checkpoint.entries, facts.gone)
 
 
 def _lost(facts: Facts) -> Iterator[Finding]:
     for loss in facts.losses:
         code = "block_lost" if loss.what == "block" else "kind_lost"
-        yield Finding(code, "warning", f"{loss.text[0].upper()}{loss.text[1:]}.")
+        # What missing_keys would say, where it says how deep to build the model instead.
+        following = _allowance() if code == "block_lost" and _is_gap(facts) and _depth(facts) else None
+        yield Finding(code, "warning", f"{loss.text[0].upper()}{loss.text[1:]}.", following)
 
 
 def _low_coverage(facts: Facts) -> Iterator[Finding]:
@@ -213,7 +269,9 @@ def _low_coverage(facts: Facts) -> Iterator[Finding]:
         "error",
         f"Coverage is {percent(part.keys)} of keys and {percent(part.elements)} of elements, under the minimum of "
         f"{percent(minimum)}.",
-        "Mend the cause; if the gap is wanted, name it in CKPT_SENTRY_ALLOW_MISSING or lower CKPT_SENTRY_MIN_COVERAGE.",
+        "Mend the cause; if the gap is wanted, name it in CKPT_SENTRY_ALLOW_MISSING or lower CKPT_SENTRY_MIN_COVERAGE."
+        if _is_gap(facts)
+        else None,
     )
 
 

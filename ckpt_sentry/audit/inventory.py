@@ -4,7 +4,7 @@ What a model or a checkpoint holds: names, shapes and dtypes, and which names sh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from types import MappingProxyType
@@ -102,6 +102,17 @@ class Inventory:
             if known is None or known.elements < entry.elements:
                 unique[owner] = entry
         return unique
+
+    def once(self, names: Iterable[str]) -> list[str]:
+        """
+        Of some names those that count: the first one of each storage, in the order given.
+        """
+        if not self.ties:
+            return list(names)
+        first: dict[str, str] = {}
+        for name in names:
+            first.setdefault(self.storage(name), name)
+        return list(first.values())
 
     @property
     def keys(self) -> int:

@@ -143,11 +143,14 @@ class Phase:
 class LoadError:
     """
     The exception that ended the load: qualified type, text, and the phase in which it was raised.
+
+    `where` is the innermost line of the program's own, as "train.py:44", where that is known.
     """
 
     type: str
     message: str
     phase: str | None = None
+    where: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +172,14 @@ class CheckpointSummary:
 class ModelSummary:
     """
     What the caller wants filled: keys, elements and bytes in global shapes, tied tensors counted once.
+
+    `name` is the model's class, where that is known.
     """
 
     keys: int
     elements: int
     bytes: int
+    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

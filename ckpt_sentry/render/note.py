@@ -9,9 +9,16 @@ from typing import TYPE_CHECKING
 from ckpt_sentry.render.cells import visible
 
 if TYPE_CHECKING:
-    from ckpt_sentry.audit.report import LoadReport
+    from ckpt_sentry.audit.report import Finding, LoadReport
 
 _ORDER = {"error": 0, "warning": 1, "info": 2}
+
+
+def _weight(finding: Finding) -> int:
+    """
+    Errors first; before them a rename that was not applied, since it explains them.
+    """
+    return -1 if finding.code == "renamed_keys" and finding.level != "info" else _ORDER[finding.level]
 
 
 def sentence(report: LoadReport) -> str:
@@ -19,7 +26,7 @@ def sentence(report: LoadReport) -> str:
     The same in one line: which load, and why.
     """
     step = "" if report.step is None else f" of step {report.step}"
-    findings = sorted(report.findings, key=lambda finding: _ORDER[finding.level])
+    findings = sorted(report.findings, key=_weight)
     why = findings[0].text.splitlines()[0] if findings else report.error.type if report.error else report.verdict
     return visible(f"ckpt_sentry: {report.entry_point}{step}: {why}")
 
@@ -32,7 +39,7 @@ def note(report: LoadReport) -> str:
     step = "step unknown" if report.step is None else f"step {report.step}"
     where = f"rank {identity.rank} of {identity.world_size} · {step} · {visible(report.path or 'no path')}"
     lines = [f"ckpt_sentry: {report.entry_point} · {where}"]
-    findings = sorted(report.findings, key=lambda finding: _ORDER[finding.level])
+    findings = sorted(report.findings, key=_weight)
     lines += [f"  {visible(finding.text)}" for finding in findings if finding.level != "info"][:2]
     if steps := [finding.next for finding in findings if finding.next]:
         lines.append(f"  next: {visible(steps[0])}")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry import config
 from ckpt_sentry.audit.examine import Examination, examine
+from ckpt_sentry.audit.findings import anew, renaming
 from ckpt_sentry.audit.inventory import Entry, Inventory
 from ckpt_sentry.audit.policy import allowing
 from ckpt_sentry.audit.report import CheckpointSummary, Finding, ModelSummary
@@ -140,21 +141,40 @@ def compare(load: Load, call: Call) -> None:
     )
     kept = tuple(finding for finding in load.facts.findings if finding not in before)
     globs = allowing(found.difference.missing, call.wanted.entries)
-    call.examination = found = replace(found, findings=tuple(_exact(found.findings, globs)))
+    call.examination = found = replace(found, findings=tuple(_exact(mending(found), globs)))
     load.facts = replace(load.facts, findings=kept).examined(found)
+
+
+def mending(found: Examination) -> tuple[Finding, ...]:
+    """
+    The findings, with the way to rename where a loader reads the files by itself: no state dict is at hand.
+    """
+    if found.inference is None:
+        return found.findings
+    settings, rename = config.settings(), found.inference.rename
+    step = "Save ckpt_sentry.unify_keys(state_dict, model).state_dict, and load that."
+    if rename.coverage >= settings.min_coverage:
+        step = "Set CKPT_SENTRY_ALIGN=auto."
+        if settings.mode == "observe":
+            step = "Set CKPT_SENTRY=1 and CKPT_SENTRY_ALIGN=auto."
+    return renaming(found.findings, step)
 
 
 def _exact(findings: tuple[Finding, ...], globs: tuple[str, ...]) -> Iterator[Finding]:
     """
-    The same findings with the setting that allows this very gap, said once.
+    The same findings with the setting that allows this very gap, said once. Where nothing is refused, `low_coverage`
+    asks for nothing.
     """
-    is_low = any(finding.code == "low_coverage" for finding in findings)
+    is_refused = config.settings().mode != "observe"
+    is_low = is_refused and any(finding.code == "low_coverage" for finding in findings)
     setting = f"CKPT_SENTRY_ALLOW_MISSING='{','.join(globs)}'"
+    if is_low or globs:
+        findings = anew(findings, None if is_low else setting)
     for finding in findings:
-        if finding.code == "low_coverage" and globs:
+        if finding.code == "low_coverage" and not is_refused:
+            yield replace(finding, next=None)
+        elif finding.code == "low_coverage" and finding.next is not None and globs:
             yield replace(finding, next=f"Mend the cause; if the gap is wanted: {setting}.")
-        elif finding.code == "missing_keys" and finding.next is not None and (is_low or globs):
-            yield replace(finding, next=None if is_low else f"If they are to start anew: {setting}.")
         else:
             yield finding
 

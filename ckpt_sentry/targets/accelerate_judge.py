@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from ckpt_sentry import config
+from ckpt_sentry.audit.findings import keys as count_keys
 from ckpt_sentry.audit.fold import key_list
 from ckpt_sentry.audit.policy import Policy
 from ckpt_sentry.audit.report import Finding, Proof
@@ -123,7 +124,7 @@ def _align(load: Load, call: Call) -> None:
     accelerate_facts.add_supplied(call, {name: key for key, name in inference.mapping.items()})
     accelerate_facts.compare(load, call)
     rename = inference.rename
-    text = f"{rename.count:,} keys of the checkpoint were aligned with the model: {rename.rule}."
+    text = f"{count_keys(rename.count)} {'was' if rename.count == 1 else 'were'} aligned: {rename.rule}."
     load.facts = replace(load.facts, rename=rename).with_findings([Finding("renamed_keys", "info", text)])
 
 
@@ -217,7 +218,11 @@ def _left_on_meta(call: Call) -> Finding | None:
         return None
     folded = key_list(names)
     keys = ", ".join(folded.keys[:_SHOWN]) + (", …" if len(folded.keys) > _SHOWN else "")
-    step = "The checkpoint has to hold them, or give them values: model.to_empty(device=…) and an initialisation."
+    step: str | None = (
+        "The checkpoint has to hold them, or give them values: model.to_empty(device=…) and an initialisation."
+    )
+    if call.examination is not None and call.examination.rename is not None:
+        step = None  # it does hold them, under other names
     if call.device_map is None:
         step = "Pass device_map={'': 'cpu'}, or 'auto': without a map nothing leaves the meta device."
     text = f"{folded.count:,} tensors are left on the meta device, without values: {keys}."

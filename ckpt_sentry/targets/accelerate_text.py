@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckpt_sentry.audit import policy
 from ckpt_sentry.audit.escape import shown
-from ckpt_sentry.audit.findings import percent
+from ckpt_sentry.audit.findings import is_anew, percent
 from ckpt_sentry.audit.fold import folds
 from ckpt_sentry.checkpoints.paths import shown_path
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from ckpt_sentry.audit.report import Coverage, Finding, KeyList
     from ckpt_sentry.loads import Facts
 
-REMEDY: Final = "set CKPT_SENTRY_ALIGN=auto, or load ckpt_sentry.unify_keys(state_dict, model).state_dict"
-"""How the keys are renamed where the agent itself can do it."""
-
 _SHOWN: Final = 6
 _CAUSES: Final = 3
 _PLAIN_LISTS: Final = frozenset({"missing_keys", "unexpected_keys", "low_coverage", "renamed_keys", "no_overlap"})
 """Findings that the lines below say in their own words."""
+_OWN_STEPS: Final = frozenset({"low_coverage", "renamed_keys"})
+_FATAL: Final = frozenset({"shape_mismatch", "type_mismatch"})
+"""What a loader ends on, whatever may be missing."""
 
 
 def refused(entry_point: str, facts: Facts, wanted: Inventory, missing: Sequence[str], minimum: float) -> str:
@@ -35,22 +35,11 @@ def refused(entry_point: str, facts: Facts, wanted: Inventory, missing: Sequence
     return _text(f"{entry_point} refused, the model is untouched", facts, wanted, missing, minimum, would=True)
 
 
-def loaded(  # noqa: PLR0913 - the parts of one text
-    entry_point: str,
-    facts: Facts,
-    wanted: Inventory,
-    missing: Sequence[str],
-    minimum: float,
-    *,
-    remedy: str = REMEDY,
-) -> str:
+def loaded(entry_point: str, facts: Facts, wanted: Inventory, missing: Sequence[str], minimum: float) -> str:
     """
     The text of an error that was raised after the load: only then it could be judged.
-
-    `remedy` says how the loader is made to rename the keys.
     """
-    head = f"{entry_point} has loaded too little"
-    return _text(head, facts, wanted, missing, minimum, would=False, remedy=remedy)
+    return _text(f"{entry_point} has loaded too little", facts, wanted, missing, minimum, would=False)
 
 
 def disproved(entry_point: str, facts: Facts) -> str:
@@ -80,36 +69,48 @@ def _text(  # noqa: PLR0913 - the parts of one sentence
     minimum: float,
     *,
     would: bool,
-    remedy: str = REMEDY,
 ) -> str:
-    coverage, total = facts.coverage, len(wanted.entries)
+    coverage = facts.coverage
     verb = "would load" if would else "came in"
     part = "" if coverage is None else f": {_coverage(coverage)} {verb}, the minimum is {percent(minimum)}"
     lines = [head + part, *_checkpoint(facts)]
     lines += [_line("cause", finding.text) for finding in _causes(facts.findings)]
     if (rename := facts.rename) is not None:
         example = "" if rename.example is None else " ({} → {})".format(*map(shown, rename.example))
-        lines += [
-            _line("rename", f"{rename.rule}{example}: {percent(rename.coverage)} would load"),
-            _line("", remedy),
-        ]
+        lines.append(_line("rename", f"{rename.rule}{example}: {percent(rename.coverage)} would load"))
+        lines += [_line("", one.next) for one in facts.findings if one.code == "renamed_keys" and one.next]
     if facts.missing.count:
-        count = f"{facts.missing.count:,} of {total:,} keys of the model"
+        count = f"{facts.missing.count:,} of {wanted.keys:,} keys of the model"
         lines.append(_line("missing", f"{count}: {_keys(facts.missing)}"))
     if facts.unexpected.count:
         lines.append(_line("unexpected", f"{facts.unexpected.count:,} keys: {_keys(facts.unexpected)}"))
-    lines += [
-        _line("next", finding.next)
-        for finding in facts.findings
-        if finding.level != "info" and finding.next and finding.code not in _PLAIN_LISTS
-    ][:_CAUSES]
-    if facts.rename is None and (globs := policy.allowing(missing, wanted.entries)):
+    lines += [_line("next", step) for step in _steps(facts.findings)]
+    if _is_gap(facts) and (globs := policy.allowing(missing, wanted.entries)):
         lines.append(_line("wanted?", f"if this gap is wanted: CKPT_SENTRY_ALLOW_MISSING='{','.join(globs)}'"))
     return "\n".join(lines)
 
 
 def _causes(findings: Iterable[Finding]) -> list[Finding]:
     return [one for one in findings if one.level != "info" and one.code not in _PLAIN_LISTS][:_CAUSES]
+
+
+def _steps(findings: Iterable[Finding]) -> list[str]:
+    """
+    The next steps, each once, that no other line gives.
+    """
+    steps = [
+        one.next
+        for one in findings
+        if one.next and one.level != "info" and one.code not in _OWN_STEPS and not is_anew(one)
+    ]
+    return list(dict.fromkeys(steps))[:_CAUSES]
+
+
+def _is_gap(facts: Facts) -> bool:
+    """
+    Whether it would load if the missing keys were allowed.
+    """
+    return facts.rename is None and not any(one.code in _FATAL and one.level == "error" for one in facts.findings)
 
 
 def _checkpoint(facts: Facts) -> list[str]:

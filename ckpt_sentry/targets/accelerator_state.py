@@ -12,7 +12,7 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +21,7 @@ from ckpt_sentry.audit.examine import Examination, examine
 from ckpt_sentry.audit.findings import percent
 from ckpt_sentry.audit.inventory import Inventory
 from ckpt_sentry.audit.policy import Policy
-from ckpt_sentry.audit.report import Finding
+from ckpt_sentry.audit.report import CheckpointSummary, Finding, ModelSummary
 from ckpt_sentry.audit.verdict import verdict
 from ckpt_sentry.checkpoints import sniff, state_file
 from ckpt_sentry.checkpoints.paths import mask
@@ -29,7 +29,7 @@ from ckpt_sentry.checkpoints.step import find_step
 from ckpt_sentry.errors import LowCoverageError
 from ckpt_sentry.guard import contained
 from ckpt_sentry.render.note import note
-from ckpt_sentry.targets import accelerate_text, accelerator_files
+from ckpt_sentry.targets import accelerate_facts, accelerate_text, accelerator_files
 from ckpt_sentry.targets.accelerator_files import Wanted
 from ckpt_sentry.targets.exceptions import INTERRUPTS, attach, describe
 from ckpt_sentry.targets.watch import watching
@@ -54,6 +54,7 @@ class _Part:
 
     label: str
     wanted: Inventory
+    saved: Inventory
     examination: Examination
     may_rename: bool
 
@@ -152,7 +153,8 @@ def _filled(load: Load, call: Call) -> None:
     for number, model in enumerate(state.wanted.models):
         if model is call.module:
             found = module_judge.judged(call.module, call.state_dict, call.lists)
-            state.parts[number] = replace(state.parts[number], examination=found.examination, wanted=found.wanted)
+            examination = replace(found.examination, findings=accelerate_facts.mending(found.examination))
+            state.parts[number] = replace(state.parts[number], examination=examination, wanted=found.wanted)
             state.filled = number + 1
             if call.aligned is not None:
                 state.aligned.append(call.aligned)
@@ -192,32 +194,47 @@ def _part(state: _State, number: int) -> _Part:
     saved = state_file.read(path).inventory if os.path.exists(path) else Inventory()
     wanted = model_state.without_needless(model, wanted, saved.entries)
     examination = examine(wanted, saved, allow_missing=config.settings().allow_missing)
+    examination = replace(examination, findings=accelerate_facts.mending(examination))
     label = os.path.splitext(accelerator_files.numbered(accelerator_files.SAFETENSORS, number))[0]
-    return _Part(label, wanted, examination, model_state.has_load_hooks(model))
+    return _Part(label, wanted, saved, examination, model_state.has_load_hooks(model))
 
 
 def _note(load: Load, state: _State) -> None:
     """
     The facts of the model that gets least; of several models the coverage of each, under its name.
     """
-    findings = (*state.aligned, *accelerator_files.findings(state.wanted))
-    several = len(state.parts) > 1
-    if several:
-        text = "; ".join(map(_said, state.parts))
-        findings += (Finding("model_coverage", "info", f"Coverage of each model: {text}."),)
-    load.facts = replace(load.facts, findings=findings)
+    load.facts = replace(load.facts, findings=_beside(state))
     if not state.parts:
         return
     worst = min(state.parts, key=lambda part: part.coverage)
-    load.facts = load.facts.examined(worst.examination)
-    if several and worst.coverage < 1:
-        load.facts = replace(
-            load.facts,
-            findings=tuple(
-                replace(found, text=f"{worst.label}: {found.text}") if found in worst.examination.findings else found
-                for found in load.facts.findings
-            ),
-        )
+    found = worst.examination
+    if len(state.parts) > 1 and worst.coverage < 1:
+        labelled = tuple(replace(finding, text=f"{worst.label}: {finding.text}") for finding in found.findings)
+        found = replace(found, findings=labelled)
+    # What is said of keys is said of one model; where all have all of theirs, of all.
+    counted = state.parts if worst.coverage == 1 else [worst]
+    load.facts = replace(
+        load.facts.examined(found),
+        model=ModelSummary(*_totals(part.wanted for part in counted)),
+        checkpoint=CheckpointSummary(*_totals(part.saved for part in counted)),
+    )
+
+
+def _beside(state: _State) -> tuple[Finding, ...]:
+    """
+    What is to be said besides the keys of a model: what was aligned, the files, of several models the coverage of each.
+    """
+    findings = (*state.aligned, *accelerator_files.findings(state.wanted))
+    if len(state.parts) > 1:
+        text = "; ".join(map(_said, state.parts))
+        findings += (Finding("model_coverage", "info", f"Coverage of each model: {text}."),)
+    return findings
+
+
+def _totals(inventories: Iterable[Inventory]) -> tuple[int, int, int]:
+    each = [(one.keys, one.elements, one.nbytes) for one in inventories]
+    keys, elements, size = (sum(column) for column in zip(*each, strict=True))
+    return keys, elements, size
 
 
 def _said(part: _Part) -> str:
@@ -241,7 +258,7 @@ def _judge(load: Load, parts: list[_Part], say: Callable[..., str]) -> None:
         if rules.refusal(part.examination.coverage) is not None:
             minimum = 1.0 if settings.mode == "strict" else settings.min_coverage
             name = ENTRY_POINT if len(state.parts) == 1 else f"{ENTRY_POINT} ({part.label})"
-            facts = load.facts.examined(part.examination)
+            facts = replace(load.facts, findings=_beside(state)).examined(part.examination)
             raise LowCoverageError(say(name, facts, part.wanted, part.examination.difference.missing, minimum))
 
 

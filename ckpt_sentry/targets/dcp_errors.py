@@ -26,7 +26,7 @@ from ckpt_sentry.targets.exceptions import INTERRUPTS, attach, describe, tell
 if TYPE_CHECKING:
     from ckpt_sentry.loads import Load
 
-_PARTIAL = "If they are to start anew: dcp.load(…, planner=DefaultLoadPlanner(allow_partial_load=True))."
+_PARTIAL = "dcp.load(…, planner=DefaultLoadPlanner(allow_partial_load=True))"
 _KEY_TEXTS = ("Missing key in checkpoint state_dict", "Size mismatch between saved", "Invalid checkpoint metadata for")
 """How the default planner words what `audit.examine` finds by itself (default_planner.py:477)."""
 

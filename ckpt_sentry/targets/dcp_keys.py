@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry.audit.escape import shown
-from ckpt_sentry.audit.findings import keys, listing
+from ckpt_sentry.audit.findings import anew, keys, listing, renaming
 from ckpt_sentry.audit.fold import folds
 from ckpt_sentry.audit.report import Finding
 from ckpt_sentry.checkpoints.dcp_metadata import DcpMetadata, Stored
@@ -40,7 +40,7 @@ def findings(examination: Examination, paths: Mapping[str, Any] | None) -> tuple
         return found
     if _is_renamed(examination):
         kept = (one for one in found if one.code not in _EXPLAINED_BY_RENAME)
-        return tuple(replace(one, next=_RENAME) if one.code == "renamed_keys" else one for one in kept)
+        return renaming(kept, _RENAME)
     idle = _not_asked_for(examination, paths or {})
     if not idle:
         return found
@@ -95,14 +95,12 @@ def _idle(idle: Mapping[str, str]) -> Finding:
 
 def decisive(found: Iterable[Finding], way: str) -> tuple[Finding, ...]:
     """
-    The findings on keys of a load that they ended: a missing key is an error then, and `way` is the way around it.
+    The findings on keys of a load that they ended: a missing key is an error then, and `way` is the way around it,
+    where it is one.
 
     Where nothing is an error yet, what explains the failure becomes one.
     """
-    raised = [
-        replace(one, level="error", next=way if one.next is not None else None) if one.code == "missing_keys" else one
-        for one in found
-    ]
+    raised = [replace(one, level="error") if one.code == "missing_keys" else one for one in anew(found, way)]
     if not any(one.level == "error" for one in raised):
         place = next((at for at, one in enumerate(raised) if one.level == "warning"), None)
         if place is not None:

@@ -33,11 +33,28 @@ class Entry(NamedTuple):
     parameters: tuple[str, ...]
     fills_gaps: bool
     """Whether it takes the module's own values for what the dict lacks, so that torch's lists do not tell."""
+    remedy: str
+    """The call by which renamed keys are loaded; `{loosely}` is what says that a part will do."""
 
 
-MODULE: Final = Entry("Module.load_state_dict", ("self", "state_dict", "strict", "assign"), fills_gaps=False)
-FILE: Final = Entry("safetensors.torch.load_model", ("model", "filename", "strict"), fills_gaps=False)
-MODEL: Final = Entry("set_model_state_dict", ("model", "model_state_dict"), fills_gaps=True)
+MODULE: Final = Entry(
+    "Module.load_state_dict",
+    ("self", "state_dict", "strict", "assign"),
+    fills_gaps=False,
+    remedy="model.load_state_dict(ckpt_sentry.unify_keys(state_dict, model){loosely})",
+)
+FILE: Final = Entry(
+    "safetensors.torch.load_model",
+    ("model", "filename", "strict"),
+    fills_gaps=False,
+    remedy="model.load_state_dict(ckpt_sentry.unify_keys(safetensors.torch.load_file(filename), model){loosely})",
+)
+MODEL: Final = Entry(
+    "set_model_state_dict",
+    ("model", "model_state_dict"),
+    fills_gaps=True,
+    remedy="set_model_state_dict(model, ckpt_sentry.unify_keys(model_state_dict, model).state_dict)",
+)
 
 
 def instrument(module: ModuleType) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from torch import Tensor
 
 from ckpt_sentry import config, loads
+from ckpt_sentry.audit.findings import keys
 from ckpt_sentry.audit.policy import Policy
 from ckpt_sentry.audit.report import Finding, LoadReport
 from ckpt_sentry.audit.verdict import verdict
@@ -94,6 +95,12 @@ class Call:
     def module_class(self) -> str:
         kind = type(self.module)
         return f"{kind.__module__}.{kind.__qualname__}"
+
+    def remedy(self) -> str:
+        """
+        The call by which keys under other names are loaded, as strictly as this one.
+        """
+        return self.entry.remedy.format(loosely="" if self.is_strict else ", strict=False")
 
     def is_meta(self) -> bool:
         """
@@ -258,7 +265,7 @@ def _mended(call: Call, lists: Lists) -> bool:
         return False
     call.state_dict = unified.state_dict
     call.args, call.kwargs = _with(call, unified.state_dict)
-    text = f"{unified.count:,} keys of the checkpoint were aligned with the model: {unified.rule}."
+    text = f"{keys(unified.count)} {'was' if unified.count == 1 else 'were'} aligned: {unified.rule}."
     call.aligned = Finding("renamed_keys", "info", text)
     return True
 
@@ -299,7 +306,7 @@ def _partial(call: Call, lists: Lists) -> None:
     is_new = _kinds.is_new(_kinds.other, kind)
     if not is_new and settings.mode != "strict" and not call.is_strict:
         return
-    found = module_judge.judged(call.module, call.state_dict, lists)
+    found = module_judge.judged(call.module, call.state_dict, lists, call.remedy())
     facts = found.facts
     if is_part and found.examination.coverage.keys > 0:
         facts = module_judge.softened(facts)
@@ -318,7 +325,7 @@ def _partial(call: Call, lists: Lists) -> None:
 
 
 def _refused(call: Call, lists: Lists, error: BaseException) -> None:
-    found = module_judge.judged(call.module, call.state_dict, lists)
+    found = module_judge.judged(call.module, call.state_dict, lists, call.remedy())
     facts = module_judge.decisive(found.facts, lists)
     kind = (call.module_class, facts)
     report = _kinds.failed.get(kind)
@@ -348,7 +355,7 @@ def _record(call: Call, facts: Facts, keys: Iterable[Any], error: BaseException 
     if load is None:
         return None
     if call.aligned is not None:
-        facts = facts.with_findings([call.aligned])
+        facts = replace(facts, findings=(call.aligned, *facts.findings))
     load.facts = replace(facts, key_digest=digest)
     described = None if error is None else describe(error, None)
     try:

@@ -16,6 +16,7 @@ import torch
 from ckpt_sentry import config
 from ckpt_sentry.audit.escape import shown
 from ckpt_sentry.audit.examine import Examination, examine
+from ckpt_sentry.audit.findings import anew, renaming
 from ckpt_sentry.audit.findings import keys as count_keys
 from ckpt_sentry.audit.fold import key_list
 from ckpt_sentry.audit.inventory import Entry, Inventory
@@ -88,11 +89,13 @@ def whole(state_dict: Mapping[Any, Any], *, is_meta: bool) -> Facts:
     return facts.with_findings([_meta_left(len(state_dict))]) if is_meta else facts
 
 
-def judged(module: torch.nn.Module, state_dict: Mapping[Any, Any], lists: Lists) -> Judgement:
+def judged(module: torch.nn.Module, state_dict: Mapping[Any, Any], lists: Lists, remedy: str = "") -> Judgement:
     """
-    Judge a load that lacked keys or was offered too many.
+    Judge a load that lacked keys or was offered too many. `remedy` is the caller's call with the keys renamed.
     """
     found, model, given = _examined(module, state_dict, lists)
+    if remedy:
+        found = replace(found, findings=renaming(found.findings, f"Rename its keys: {remedy}."))
     facts = replace(
         located(state_dict),
         checkpoint=module_facts.checkpoint_summary(given),
@@ -151,7 +154,7 @@ def decisive(facts: Facts, lists: Lists) -> Facts:
     The facts of a load that torch refused: what it refused it for are errors.
     """
     facts = _leveled(facts, _DECISIVE, "error")
-    facts = replace(facts, findings=tuple(map(_loosely, facts.findings)))
+    facts = replace(facts, findings=anew(facts.findings, "load_state_dict(…, strict=False)"))
     names = set(lists.missing)
     if facts.missing.count or not names or facts.unexpected.count:
         return facts
@@ -205,15 +208,6 @@ def _leveled(facts: Facts, codes: Collection[str], level: Level) -> Facts:
             replace(finding, level=level) if finding.code in codes else finding for finding in facts.findings
         ),
     )
-
-
-def _loosely(finding: Finding) -> Finding:
-    """
-    A finding on missing keys with the way around it that `load_state_dict` itself has.
-    """
-    if finding.code != "missing_keys" or finding.next is None:
-        return finding
-    return replace(finding, next="If they are to start anew: load_state_dict(…, strict=False).")
 
 
 def _meta_left(count: int) -> Finding:

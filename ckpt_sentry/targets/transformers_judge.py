@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry import config, loads
 from ckpt_sentry.audit.examine import examine
+from ckpt_sentry.audit.findings import renaming
 from ckpt_sentry.audit.fold import folds, key_list
 from ckpt_sentry.audit.inventory import Entry, Inventory
 from ckpt_sentry.audit.policy import Policy
@@ -120,8 +121,7 @@ def conclude(load: Load, error: BaseException | None) -> None:
         # Nothing at all is under any minimum: name the one that the settings have.
         said = 1.0 if strict else settings.min_coverage
         wanted, missing = load.notes["wanted"], load.notes["missing"]
-        remedy = load.notes["remedy"]
-        text = accelerate_text.loaded(load.entry_point, facts, wanted, missing, said, remedy=remedy)
+        text = accelerate_text.loaded(load.entry_point, facts, wanted, missing, said)
     elif rules.disproof(facts.proof.differing.count if facts.proof else 0) is not None:
         text = accelerate_text.disproved(load.entry_point, facts)
     refusal = None if text is None else LowCoverageError(text)
@@ -204,17 +204,12 @@ def _advise(load: Load) -> None:
     """
     Say how `from_pretrained` itself is made to rename: by `key_mapping`, where the rule is but a prefix.
     """
-    remedy = "save ckpt_sentry.unify_keys(state_dict, model).state_dict, and load that"
-    if load.facts.rename is not None and (found := _STRIPPED.fullmatch(load.facts.rename.rule)):
-        remedy = f'from_pretrained(…, key_mapping={{r"^{re.escape(found[1])}": ""}})'
-    load.notes["remedy"] = remedy
-    load.facts = replace(
-        load.facts,
-        findings=tuple(
-            replace(finding, next=f"Rename the keys: {remedy}.") if finding.code == "renamed_keys" else finding
-            for finding in load.facts.findings
-        ),
-    )
+    if load.facts.rename is None:
+        return
+    step = "Save ckpt_sentry.unify_keys(state_dict, model).state_dict, and load that."
+    if found := _STRIPPED.fullmatch(load.facts.rename.rule):
+        step = f'Rename the keys: from_pretrained(…, key_mapping={{r"^{re.escape(found[1])}": ""}}).'
+    load.facts = replace(load.facts, findings=renaming(load.facts.findings, step))
 
 
 def _is_new_head(model: Any, wanted: Inventory, missing: Iterable[str]) -> bool:
@@ -252,8 +247,9 @@ def _welcome(load: Load, missing: Collection[str]) -> None:
     """
     Say of a new head what it is, in one line of information.
     """
-    listed = ", ".join(fold.text for fold in list(folds(missing))[:_SHOWN])
-    text = f"New in this model, and to be trained: {listed} ({len(missing):,} keys are not the checkpoint's)."
+    counted = load.notes["wanted"].once(sorted(missing))
+    listed = ", ".join(fold.text for fold in list(folds(counted))[:_SHOWN])
+    text = f"New in this model, and to be trained: {listed} ({len(counted):,} keys are not the checkpoint's)."
     rest = [
         replace(finding, level="info", next=None) if finding.code in _ABSENCES else finding
         for finding in load.facts.findings

@@ -40,7 +40,7 @@ def test_missing_keys():
             "missing_keys",
             "warning",
             "800 keys missing from the checkpoint: adapter{0-799}.",
-            "If they are to start anew, name them in CKPT_SENTRY_ALLOW_MISSING.",
+            "If the missing keys are to start anew, name them in CKPT_SENTRY_ALLOW_MISSING.",
         ),
     )
 

@@ -25,7 +25,7 @@ def test_a_wrong_prefix():
         "load refused, the model is untouched: 0 % of keys and 0 % of elements would load, the minimum is 99 %",
         "  checkpoint  s3://***@bucket/model",
         '  rename      strip the prefix "model." (model.layers.0.mlp.weight → layers.0.mlp.weight): 100 % would load',
-        "              set CKPT_SENTRY_ALIGN=auto, or load ckpt_sentry.unify_keys(state_dict, model).state_dict",
+        "              Rename its keys: model.load_state_dict(ckpt_sentry.unify_keys(state_dict, model)).",
         "  missing     7 of 7 keys of the model: layers.{0-2}.{mlp,norm}.weight, score.weight",
         "  unexpected  7 keys: model.layers.{0-2}.{mlp,norm}.weight, model.score.weight",
     ]

@@ -48,10 +48,13 @@ def test_keys_that_a_rename_explains_are_not_listed_again() -> None:
 
 
 def test_what_ends_a_load_is_an_error() -> None:
-    missing = Finding("missing_keys", "warning", "1 key missing.", "name it")
+    missing = Finding("missing_keys", "warning", "1 key missing.", "If the missing keys are to start anew, name them.")
     renamed = Finding("renamed_keys", "warning", "other names", "rename")
     info = Finding("unexpected_keys", "info", "more")
 
-    assert dcp_keys.decisive([info, missing], "the way") == (info, replace(missing, level="error", next="the way"))
+    step = "If the missing keys are to start anew: the way."
+    assert dcp_keys.decisive([info, missing], "the way") == (info, replace(missing, level="error", next=step))
+    deeper = replace(missing, next="build it so")
+    assert dcp_keys.decisive([deeper], "the way") == (replace(deeper, level="error"),)
     assert dcp_keys.decisive([renamed, info], "the way") == (replace(renamed, level="error"), info)
     assert dcp_keys.decisive([], "the way") == ()

@@ -262,7 +262,7 @@ def test_strict_refuses_a_part_and_observe_never(agent: Agent) -> None:
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_align_mends_the_keys(agent: Agent, *, strict: bool) -> None:
+def test_align_mends_the_keys_and_says_so(agent: Agent, capfd: pytest.CaptureFixture[str], *, strict: bool) -> None:
     agent.set(ALIGN="auto")
     model, given = Net(), renamed("module.")
     assert model.load_state_dict(given, strict=strict) == ([], [])
@@ -270,9 +270,10 @@ def test_align_mends_the_keys(agent: Agent, *, strict: bool) -> None:
     assert list(given) == list(renamed("module."))
     (report,) = agent.reports()
     assert (report.verdict, codes(report, "info")) == ("ok", ["renamed_keys"])
-    assert (
-        report.findings[0].text == '10 keys of the checkpoint were aligned with the model: strip the prefix "module.".'
-    )
+    assert report.findings[0].text == '10 keys were aligned: strip the prefix "module.".'
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("ckpt_sentry ✓ Module.load_state_dict  10 keys, 100 % · ")
+    assert line.endswith(' · 10 keys were aligned: strip the prefix "module."')
 
 
 def test_align_leaves_alone_what_is_not_beyond_doubt(agent: Agent) -> None:
