@@ -213,11 +213,14 @@ class Speaker:
                 self.hear(replace(event, identity=self._ranks[who.node, who.pid]))
             return
         self._ranks[who.node, who.pid] = who
+        # Phases come on a way of their own, and what was not acknowledged comes again: no news of a load that was said.
+        anew = load_id in self._watches or self._aggregator.begins_anew(event)
+        is_news = anew or not self._aggregator.has_finished(load_id, who.rank)
         self._aggregator.add(event, source=self._source or who.node)
         self._runs.setdefault(event.identity.run_id, None)
         _bound(self._runs, MOST_RUNS)
         _bound(self._ranks, MAX_RANKS)
-        if load_id is not None:
+        if load_id is not None and is_news:
             self._follow(load_id, event)
 
     def _follow(self, load_id: str, event: Event) -> None:
@@ -301,9 +304,15 @@ class Speaker:
         Name the rank that ended the run, unless the report of a load has: one line.
         """
         end = self._aggregator.first_end(run_id)
-        if end is None or (last is not None and (last.error is not None or last.verdict == "stalled")):
+        if end is None:
             return
-        when = "before any load" if last is None else f"after its last load ({last.entry_point}) had ended"
+        attempt = end.identity.attempt
+        if last is None or last.attempt < attempt:
+            when = "before any load" + (f" of attempt {attempt + 1}" if attempt else "")
+        elif last.error is None and last.verdict != "stalled":
+            when = f"after its last load ({last.entry_point}) had ended"
+        else:
+            return
         say_line(f"rank {end.identity.rank} {first_line(was(end))[:LONGEST_WORD]} {when}")
 
 

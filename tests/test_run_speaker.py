@@ -95,6 +95,16 @@ def test_a_good_load_is_said_at_once_and_forgotten(stage: Stage) -> None:
     assert stage.verdicts == ["ok"]
 
 
+def test_what_comes_late_or_twice_says_a_load_no_second_time(stage: Stage) -> None:
+    part = [finished(rank, 2, verdict="partial") for rank in (0, 1)]
+    stage.hear(started(0, 2), started(1, 2), *part)
+    assert stage.verdicts == ["partial"]
+    stage.hear(entered(1, "restore", 2), part[1], started(0, 2))
+    stage.after(QUIET_SECONDS + 1)
+    stage.speaker.settle()
+    assert stage.verdicts == ["partial"]
+
+
 def test_a_failed_load_waits_for_the_end_of_the_job(stage: Stage) -> None:
     stage.hear(started(0, 2), started(1, 2), failing(1, ERROR, 2), told(0, 2))
     stage.hear(finished(1, 2, verdict="failed", error=ERROR))
@@ -116,6 +126,15 @@ def test_a_failed_attempt_is_said_when_the_next_begins(stage: Stage) -> None:
     stage.hear(started(0, 2, load="b" * 32, attempt=1))
     stage.after(0.5)
     assert [(one.verdict, one.attempt) for one in stage.reports] == [("failed", 0)]
+
+
+def test_an_attempt_that_ends_before_any_load_is_said_after_the_report_of_the_one_before(stage: Stage) -> None:
+    stage.hear(started(0, 2), killed(0, "SIGKILL", 2), stopped(1, 2))
+    stage.speaker.hear(RankEnded(identity=who(1, 2, attempt=1), at=120.0, how="exited", exit_code=1))
+    stage.hear(over(ok=False))
+    stage.speaker.settle()
+    assert stage.verdicts == ["failed"]
+    assert stage.lines == ["rank 1 exited with code 1 before any load of attempt 2"]
 
 
 def test_a_load_of_some_ranks_is_said_after_some_silence(stage: Stage) -> None:

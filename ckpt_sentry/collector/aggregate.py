@@ -164,6 +164,13 @@ class Aggregator:
         end = self._attempt(who.run_id, who.attempt).ends.get(who.rank)
         return end is None or (end.event.how == "exited" and end.event.exit_code is None)
 
+    def has_finished(self, load_id: str | None, rank: int) -> bool:
+        """
+        Whether a rank has reported the end of a load. False for an unknown load.
+        """
+        state = None if load_id is None else self._loads.get(load_id)
+        return state is not None and rank in state.finished
+
     def is_past(self, load_id: str) -> bool:
         """
         Whether the run has ended on all nodes of a load, or has begun anew. Raises KeyError for an unknown load.
