@@ -84,15 +84,30 @@ class _Call(NamedTuple):
         return self.function, self.arguments
 
 
-class _Sent(dict[int, Any]):
+class _Sent(NamedTuple):
     """
-    Failures that are pickled as `call`. For `copy.copy`, which makes no pickle, they are what they are.
+    Failures that are pickled as `call`.
     """
 
+    failures: dict[int, Any]
     call: _Call
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self.call.__reduce__()
+
+
+class _Class(NamedTuple):
+    """
+    The class of an exception, pickled as itself. `copy.copy`, which makes no pickle, calls it with the very failures.
+    """
+
+    kind: type[BaseException]
+
+    def __call__(self, message: Any, failures: Any) -> BaseException:
+        return self.kind(message, failures.failures if isinstance(failures, _Sent) else failures)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return operator.getitem, ((self.kind,), 0)
 
 
 @contained("dcp.reduce")
@@ -111,16 +126,12 @@ def _reduced(exc: Any) -> tuple[Any, ...] | None:
         vars(exc)[_PACKED] = (stamp, sent)
     if sent is None:
         return None
-    return type(exc), (exc.args[0], sent), state or None
+    return _Class(type(exc)), (exc.args[0], sent), state or None
 
 
 def _sent(failures: dict[int, Any]) -> _Sent | None:
     call = _packed(failures)
-    if call is None:
-        return None
-    sent = _Sent(failures)
-    sent.call = call
-    return sent
+    return None if call is None else _Sent(failures, call)
 
 
 def _packed(failures: dict[int, Any]) -> _Call | None:

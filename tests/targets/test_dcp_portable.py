@@ -13,7 +13,8 @@ import torch.distributed.checkpoint  # noqa: F401 - the hooks wait for it
 from torch.distributed.checkpoint.api import CheckpointException, _wrap_exception
 
 from ckpt_sentry import hooks
-from ckpt_sentry.targets.dcp_portable import portable, tell, text_of, without_code
+from ckpt_sentry.targets.dcp_portable import portable, without_code
+from ckpt_sentry.targets.exceptions import tell, text_of
 
 MOST_BYTES = 10_000_000
 MOST_LINES = 60
@@ -186,3 +187,6 @@ def test_a_copy_is_no_pickle() -> None:
         assert list(copied.failures) == [0, 1, 2]
         assert [str(inner) for inner, _ in copied.failures.values()] == [str(e) for e, _ in error.failures.values()]
         assert str(copied) == str(error)
+        assert type(copied.failures) is dict
+        assert copied.args[1] is copied.failures
+    assert copy.copy(error).failures is error.failures
