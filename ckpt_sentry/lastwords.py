@@ -21,6 +21,7 @@ import traceback
 from typing import TYPE_CHECKING, Final
 
 from ckpt_sentry import config, identity
+from ckpt_sentry.audit import frames
 from ckpt_sentry.audit.peers import is_loss
 from ckpt_sentry.audit.report import LoadError, LoadReport
 from ckpt_sentry.checkpoints.paths import mask_text
@@ -92,7 +93,7 @@ def _described(exc: BaseException) -> LoadError:
         text = str(exc)
     except Exception:
         text = ""
-    return LoadError(name, mask_text(text[: 32 * LONGEST])[:LONGEST])
+    return LoadError(name, mask_text(text[: 32 * LONGEST])[:LONGEST], where=frames.innermost(exc.__traceback__))
 
 
 def _printed(text: str) -> str:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ckpt_sentry.collector.aggregate import Aggregator
-from ckpt_sentry.collector.ends import was
 from ckpt_sentry.collector.groups import MAX_RANKS
+from ckpt_sentry.collector.wording import was
 from ckpt_sentry.render.keys import first_line
 from ckpt_sentry.speaker import say, say_line
 from ckpt_sentry.telemetry import otel, otlp_json

@@ -10,7 +10,7 @@ import math
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ckpt_sentry import config, identity, names, stall
 from ckpt_sentry.collector.aggregate import Aggregator
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from ckpt_sentry.audit.report import Identity
     from ckpt_sentry.collector.aggregate import Aggregate
     from ckpt_sentry.telemetry.events import Event
+
+ONE_REPORT: Final = "ckpt-sentry run -- COMMAND    one report for all ranks"
+"""What to run where several ranks have no common launcher that speaks for them."""
 
 
 class OwnSpeaker:
@@ -64,7 +67,7 @@ class OwnSpeaker:
                     alarm.cancel()
             aggregate = aggregator.aggregate(load_id, expected=(event.identity.rank,))
         if aggregate is not None and (event.identity.rank == 0 or _is_own_trouble(event)):
-            say(aggregate)
+            say(aggregate, ONE_REPORT if aggregate.world_size > 1 else None)
 
     def _watch(self, event: LoadStarted) -> None:
         seconds = config.settings().stall_after
@@ -104,12 +107,14 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def say(aggregate: Aggregate) -> None:
+def say(aggregate: Aggregate, hint: str | None = None) -> None:
     """
     Print the report of a load for a person, unless `CKPT_SENTRY_LOG` leaves that to the log lines.
+
+    `hint` is a command that would tell more.
     """
     if config.settings().log in ("auto", "console"):
-        terminal.show(aggregate)
+        terminal.show(aggregate, hint=hint)
 
 
 def say_line(text: str) -> None:

@@ -5,13 +5,15 @@ Under a launcher it is the launcher that notices, since it alone knows who never
 through their lifelines (`connect`). A process on its own has a timer for the time of each load (`Alarm`).
 
 A stack is read from another thread of the process, while the one in question may be blocked in native code: that takes
-the interpreter lock for a moment and nothing else. Only names of files, lines and functions are read.
+the interpreter lock for a moment and nothing else. Names of files, lines and functions are read, and of the program's
+own files the lines of code.
 """
 
 from __future__ import annotations
 
 import _thread
 import contextlib
+import linecache
 import os
 import sys
 import threading
@@ -21,6 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry import config, identity, names
+from ckpt_sentry.audit import frames
 from ckpt_sentry.guard import contained, let_through
 from ckpt_sentry.lifeline import Lifeline
 from ckpt_sentry.telemetry import otlp_json
@@ -28,13 +31,16 @@ from ckpt_sentry.telemetry.channel import Channel
 from ckpt_sentry.telemetry.events import LoadStalled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from types import FrameType
 
     from ckpt_sentry.audit.report import Identity
     from ckpt_sentry.telemetry.events import Event
 
 MOST_FRAMES: Final = 40
+LONGEST_LINE: Final = 200
+SOURCE_SECONDS: Final = 0.5
+"""What reading lines of source files may take."""
 ANSWER_SECONDS: Final = 2.0
 """What one answer may take until the launcher has it."""
 
@@ -89,16 +95,42 @@ def stalled(who: Identity, load_id: str, since: float) -> LoadStalled | None:
 
 def stack_of(thread: int | None) -> str:
     """
-    The Python frames of a thread, the outermost first, one a line; those of this package are left out.
+    The Python frames of a thread, the outermost first, as Python prints them; those of this package are left out.
+
+    The lines of code are shown for the program's own frames.
     """
     frame = None if thread is None else sys._current_frames().get(thread)  # noqa: SLF001 - the documented way
-    rows: list[str] = []
-    while frame is not None and len(rows) < MOST_FRAMES:
+    found: list[tuple[str, int, str]] = []
+    while frame is not None and len(found) < MOST_FRAMES:
         if not _is_own(frame):
             code = frame.f_code
-            rows.append(f'File "{code.co_filename}", line {frame.f_lineno}, in {code.co_name}')
+            found.append((code.co_filename, frame.f_lineno, code.co_name))
         frame = frame.f_back
-    return "\n".join(reversed(rows))
+    lines = _code_lines({(file, number) for file, number, _ in found if not frames.is_library(file)})
+    rows: list[str] = []
+    for file, number, function in reversed(found):
+        rows.append(f'File "{file}", line {number}, in {function}')
+        if line := lines.get((file, number)):
+            rows.append(f"  {line[:LONGEST_LINE]}")
+    return "\n".join(rows)
+
+
+def _code_lines(wanted: Collection[tuple[str, int]]) -> dict[tuple[str, int], str]:
+    """
+    Lines of source files, by file and number. What cannot be read at once is left out: its disk may be what hangs.
+    """
+    found: dict[tuple[str, int], str] = {}
+
+    @contained("stall.code_lines")
+    def read() -> None:
+        for file, number in sorted(wanted):
+            found[file, number] = linecache.getline(file, number).strip()
+
+    if wanted:
+        reader = threading.Thread(target=read, name="ckpt_sentry-source", daemon=True)
+        reader.start()
+        reader.join(SOURCE_SECONDS)
+    return dict(found)
 
 
 def _is_own(frame: FrameType) -> bool:

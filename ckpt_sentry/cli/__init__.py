@@ -5,6 +5,9 @@ The command `ckpt-sentry`. Each subcommand is the `command` of the module of its
 from __future__ import annotations
 
 import importlib
+import os
+import sys
+from typing import Any
 
 import click
 
@@ -23,6 +26,19 @@ class Commands(click.Group):
     """
     A group that knows its subcommands by name and imports one when it is called.
     """
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """
+        Run a subcommand. That the reader of its output is gone (`| head`) is no error.
+        """
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # Nothing may be written any more, at the end of the process neither.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(0)
+        return result
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return sorted(COMMANDS)

@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -20,6 +22,7 @@ from ckpt_sentry.render.cells import visible
 from ckpt_sentry.render.page import Line
 from ckpt_sentry.render.words import count
 
+RUNS_SCHEMA = "ckpt_sentry.runs/1"
 _SOME_RUNS = 5
 
 
@@ -29,7 +32,7 @@ _SOME_RUNS = 5
 @click.option("--last", is_flag=True, help="Show the last load of the run alone.")
 @click.option("--all", "everything", is_flag=True, help="Cut no list, and show good loads at length too.")
 @click.option("--list", "list_runs", is_flag=True, help="List the runs that left records.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON (schema ckpt_sentry.report/1).")
+@click.option("--json", "as_json", is_flag=True, help="Print the report, or the list of runs, as JSON.")
 def command(  # noqa: PLR0913 - click passes each option as one
     *, source: str | None, run_id: str | None, last: bool, everything: bool, list_runs: bool, as_json: bool
 ) -> None:
@@ -41,7 +44,7 @@ def command(  # noqa: PLR0913 - click passes each option as one
     where, run_id = _place(source, run_id)
     try:
         if list_runs:
-            _list(where)
+            _list(where, as_json=as_json)
             return
         chosen = _run_id(where, run_id)
         loads = _loads(where, chosen)
@@ -135,12 +138,22 @@ def _print(loads: tuple[Aggregate, ...], *, everything: bool) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _list(where: Path) -> None:
+def _list(where: Path, *, as_json: bool) -> None:
     found = records.runs(where)
+    if as_json:
+        click.echo(json.dumps({"schema": RUNS_SCHEMA, "runs": [_plain(run) for run in found]}, indent=2))
+        return
     if not found:
         _fail(f"no records in {visible(str(where))}")
     for run in found:
         click.echo(f"{visible(run.run_id)}  {_moment(run.started_at)}  {count(run.loads, 'load')}")
+
+
+def _plain(run: records.Run) -> dict[str, object]:
+    # JSON knows neither NaN nor infinity.
+    times = {"started_at": run.started_at, "ended_at": run.ended_at}
+    finite = {name: at if math.isfinite(at) else None for name, at in times.items()}
+    return {"run_id": run.run_id, **finite, "loads": run.loads}
 
 
 def _moment(at: float) -> str:

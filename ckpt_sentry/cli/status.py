@@ -6,6 +6,7 @@ Reads only; nothing of torch is imported unless `--probe` asks for it.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.metadata
 import json
@@ -13,18 +14,23 @@ import os
 import platform
 import site
 import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import click
 
 from ckpt_sentry import __version__, _startup, config, hooks, launch
+from ckpt_sentry.collector import records
 
 SCHEMA = "ckpt_sentry.status/1"
 HOSTS = ("torch", "accelerate", "transformers", "safetensors", "structlog", "opentelemetry-sdk")
 _PTH = "ckpt_sentry.pth"
 _GROUP = "opentelemetry_instrumentor"
+_LONGEST_VALUE = 60
+_LIKENESS = 0.8
+"""How alike two names are that may be the same one misspelt, from 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +87,46 @@ def collect(patches: tuple[hooks.PatchStatus, ...] | None) -> Status:
         mode=settings.mode,
         hosts={name: _version(name) for name in HOSTS},
         ways=ways(),
-        settings=config.origins(),
-        problems=settings.problems,
+        settings=tuple(map(_explained, config.origins())),
+        problems=(*settings.problems, *misspelt(os.environ)),
         patches=patches,
     )
+
+
+def _explained(origin: config.Origin) -> config.Origin:
+    """
+    A setting with the folder that is meant by the default, and with the word in the environment that is not known.
+    """
+    if origin.name == f"{config.PREFIX}_DIR" and origin.source == "default":
+        return replace(origin, value=str(records.default_source(None)))
+    text = os.environ.get(origin.name)
+    if text is None or origin.source == "environment":
+        return origin
+    return replace(origin, source=f'environment: "{text[:_LONGEST_VALUE]}" is unknown')
+
+
+def misspelt(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """
+    A sentence for each variable that looks like ours with a slip of the pen: nothing reads it.
+    """
+    ours = config.PREFIX
+    names = [variable.name for variable in config.VARIABLES if not variable.internal]
+    found = []
+    for name in sorted(environ):
+        if name == ours or name.startswith(f"{ours}_"):
+            continue
+        nearest = difflib.get_close_matches(name.upper(), names, 1, _LIKENESS)
+        if nearest and _is_like(name.upper()):
+            found.append(f"{name[:_LONGEST_VALUE]} is set, which nothing reads; did you mean {nearest[0]}?")
+    return tuple(found)
+
+
+def _is_like(name: str) -> bool:
+    """
+    Whether a name begins like ours: the first two words of it, whatever follows.
+    """
+    beginning = "_".join(name.split("_")[:2])
+    return difflib.SequenceMatcher(None, beginning, config.PREFIX).ratio() >= _LIKENESS
 
 
 def registered() -> tuple[hooks.PatchStatus, ...] | None:
@@ -173,9 +215,12 @@ def text(status: Status) -> str:
         "",
         f"mode      {status.mode}{off}",
         *_section("ways", [(way.name, way.state, way.detail) for way in status.ways]),
-        *_section("settings", [(item.name, config.printable(item.value), item.source) for item in status.settings]),
+        *_section(
+            "settings",
+            [(item.name, *map(config.printable, (item.value, item.source))) for item in status.settings],
+        ),
     ]
-    lines += _section("problems", [(problem,) for problem in status.problems])
+    lines += _section("problems", [(config.printable(problem),) for problem in status.problems])
     if status.patches is None:
         lines += [
             "",
@@ -183,7 +228,9 @@ def text(status: Status) -> str:
             "  none, for the agent is off here; `ckpt-sentry status --probe` shows what there would be",
         ]
     else:
-        lines += _section("patches", [(patch.attribute, patch.state, patch.detail) for patch in status.patches])
+        # Several targets may wait for one library.
+        rows = dict.fromkeys((patch.attribute, patch.state, patch.detail) for patch in status.patches)
+        lines += _section("patches", list(rows))
     return "\n".join(lines)
 
 

@@ -5,15 +5,27 @@ How ranks ended, and what that means for a load: who failed first, who never cam
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from ckpt_sentry.audit import ranks
 from ckpt_sentry.audit.peers import is_loss
 from ckpt_sentry.audit.report import LoadError
 from ckpt_sentry.collector.groups import MAX_RANKS, Failure, LoadState
 from ckpt_sentry.collector.summary import STILL_WAITING, JobError, OrderBy, RankFinding, Unfinished, doing
+from ckpt_sentry.collector.wording import (
+    CODES,
+    Told,
+    by_ranks,
+    ended_error,
+    how,
+    look_at,
+    stalled_before,
+    step_after,
+    waits,
+    was,
+)
 from ckpt_sentry.telemetry.events import RankEnded
 
 
@@ -124,6 +136,7 @@ class Story:
         self.order_by: OrderBy = order_by or ("arrival" if in_one_place else "clock")
         self.open = [rank for rank in state.phases if rank not in state.finished]
         self.absent = [rank for rank in expected if rank not in state.phases]
+        self.heard = {*state.phases, *expected, *state.stalls, *attempt.ends}
         self._own = sorted((self._when(one), rank) for rank, one in state.failures.items() if one.own)
 
     def _is_mute(self, rank: int) -> bool:
@@ -199,7 +212,7 @@ class Story:
         claims = []
         for rank in (*filter(self._left, self.open), *filter(self._guilty, self.absent)):
             end = self.ends[rank]
-            claims.append(Cause(rank, end.order, end.at, _ended_error(end.event, self.state.phases.get(rank))))
+            claims.append(Cause(rank, end.order, end.at, ended_error(end.event, self.state.phases.get(rank))))
         return claims
 
     def _left(self, rank: int) -> bool:
@@ -247,11 +260,11 @@ class Story:
     def _why(self, rank: int) -> str:
         end = self.ends.get(rank)
         if end is not None:
-            return _how(end.event)
+            return how(end.event)
         if rank in self.state.failures:
             return "raised, and no report followed"
         if self._is_mute(rank):
-            return "nothing more was heard"
+            return STILL_WAITING if rank in self.state.stalls else "nothing more was heard"
         if self.is_over(rank):
             return "its process ended without a word"
         return STILL_WAITING if rank in self.state.stalls else "under way"
@@ -269,9 +282,10 @@ class Story:
 
     def _ended_findings(self, found: list[RankFinding]) -> None:
         stopped = [rank for rank in self.open if self.stopped(rank) and rank not in self.state.failures]
-        found += _by(stopped, lambda rank: ("peer_failed", "was stopped by the launcher " + self._doing(rank)), "info")
+        say = "was stopped by the launcher"
+        found += by_ranks(stopped, lambda rank: Told("peer_failed", f"{say} {self._doing(rank)}"), "info")
         silent = set(self.open).difference(self.state.failures, stopped)
-        found += _by(filter(self.is_over, sorted(silent)), self._ending, "error", _NEXT)
+        found += by_ranks(filter(self.is_over, sorted(silent)), self._ending, "error")
 
     def _later_findings(self, found: list[RankFinding]) -> None:
         """
@@ -279,17 +293,20 @@ class Story:
         """
         end = self._ended_first
         if end is not None and end.event.identity.rank in self.state.finished and not self.state.failures:
-            code = _CODES.get(end.event.how, "rank_exited")
+            code = CODES.get(end.event.how, "rank_exited")
             text = f"{was(end.event)} after this load had ended there"
-            found += _by([end.event.identity.rank], lambda _: (code, text), "info")
+            found += by_ranks([end.event.identity.rank], lambda _: Told(code, text), "info")
 
-    def _ending(self, rank: int) -> tuple[str, str]:
+    def _ending(self, rank: int) -> Told:
         end = self.ends.get(rank)
         if end is None and self._is_mute(rank):
-            return "rank_stalled", f"was last heard of {self._doing(rank)}"
+            if (stall := self.state.stalls.get(rank)) is not None:
+                return waits(stall, self.state.phases.get(rank))
+            return Told("rank_stalled", f"was last heard of {self._doing(rank)}")
         if end is None:
-            return "rank_exited", f"ended {self._doing(rank)}, without a word"
-        return _CODES.get(end.event.how, "rank_exited"), f"{was(end.event)} {self._doing(rank)}"
+            return Told("rank_exited", f"ended {self._doing(rank)}, without a word", step_after(None))
+        code = CODES.get(end.event.how, "rank_exited")
+        return Told(code, f"{was(end.event)} {self._doing(rank)}", step_after(end.event))
 
     def _absent_findings(self, found: list[RankFinding]) -> None:
         if not self.troubled:
@@ -298,9 +315,16 @@ class Story:
         known = bool(self._own or ended) or any(map(self._left, self.open))
         alive = [rank for rank in self.absent if rank not in ended and self._missed(rank, known=known)]
         killed = [rank for rank, event in ended.items() if event.how == "killed"]
-        found += _by(ended, lambda rank: ("rank_absent", f"never came to this load: {_how(ended[rank])}"), "error")
-        found += _by(killed, lambda rank: ("rank_killed", f"{was(ended[rank])} {doing(None)}"), "error", _NEXT)
-        found += _by(alive, self._absence, "error", _NEXT)
+
+        def gone(rank: int) -> Told:
+            return Told("rank_absent", f"never came to this load: {how(ended[rank])}", look_at(ended[rank]))
+
+        def shot(rank: int) -> Told:
+            return Told("rank_killed", f"{was(ended[rank])} {doing(None)}", step_after(ended[rank]))
+
+        found += by_ranks(ended, gone, "error")
+        found += by_ranks(killed, shot, "error")
+        found += by_ranks(alive, self._absence, "error")
 
     def _missed(self, rank: int, *, known: bool) -> bool:
         """
@@ -310,88 +334,23 @@ class Story:
             return True
         return self._collective and not known and (self.is_over(rank) or bool(self.state.stalls))
 
-    def _absence(self, rank: int) -> tuple[str, str]:
+    def _absence(self, rank: int) -> Told:
         stall = self.state.stalls.get(rank)
         maybe = self._is_mute(rank) or not self.is_over(rank)
         text = "has not come to this load" if maybe else "never came to this load"
-        return "rank_absent", text + (f"; its stack:\n{stall.stack.rstrip()}" if stall and stall.stack else "")
+        text += f"; its stack:\n{stall.stack.rstrip()}" if stall and stall.stack else ""
+        return Told("rank_absent", text, "Find out what it does instead of loading: every rank must make this call.")
 
     def _stall_findings(self, found: list[RankFinding]) -> None:
         waiting = (rank for rank in self.open if rank in self.state.stalls and not self.is_over(rank))
-        found += _by(waiting, self._waiting, "error")
-
-    def _waiting(self, rank: int) -> tuple[str, str]:
-        stall = self.state.stalls[rank]
-        seconds = max(0.0, stall.at - stall.since)
-        # Whole seconds, and coarse ones for long waits: ranks that wait for the same thing should fall together.
-        shown = round(seconds, -1) if seconds >= 100 else round(seconds)  # noqa: PLR2004
-        return "rank_stalled", f"waits {self._doing(rank)} for {shown:.0f} s; its stack:\n{stall.stack.rstrip()}"
+        found += by_ranks(waiting, lambda rank: waits(self.state.stalls[rank], self.state.phases.get(rank)), "error")
+        over = {rank: stall for rank, stall in self.state.stalls.items() if rank in self.state.finished}
+        if over and not self.open and not self.absent:
+            found.append(stalled_before(over, self.state))
 
     def _doing(self, rank: int) -> str:
         return doing(self.state.phases.get(rank))
 
 
-_CODES: Final = {"killed": "rank_killed", "raised": "rank_raised"}
-
-_NEXT: Final[dict[str, str]] = {
-    "rank_killed": "SIGKILL without an operator is mostly the out-of-memory killer: see `dmesg -T` on its node",
-    "rank_absent": "find out what that rank does instead of loading: every rank must make this call",
-    "rank_exited": "see that rank's own output for why it left",
-}
-
-
-def _plural(text: str) -> str:
-    verb, _, rest = text.partition(" ")
-    verb = {"was": "were", "waits": "wait", "has": "have"}.get(verb, verb)
-    return f"{verb} {rest}".replace("; its stack:\n", "; the stack of each:\n")
-
-
 def _claim(rank: int, failure: Failure) -> Cause:
     return Cause(rank, failure.order, failure.at, failure.error)
-
-
-def _how(event: RankEnded) -> str:
-    if event.how == "stopped":
-        return "stopped by the launcher"
-    if event.how == "killed":
-        return f"killed by {event.signal or 'a signal'}"
-    if event.error is not None:
-        return f"raised {event.error.type}: {event.error.message}".rstrip(": ")
-    return "ended without a word" if event.exit_code is None else f"exited with code {event.exit_code}"
-
-
-def was(event: RankEnded) -> str:
-    """
-    How a rank ended, to be put behind its name: "was killed by SIGKILL".
-    """
-    return f"was {_how(event)}" if event.how == "killed" else _how(event)
-
-
-def _ended_error(event: RankEnded, phase: str | None) -> LoadError:
-    if event.error is not None:
-        return LoadError(event.error.type, event.error.message, event.error.phase or phase)
-    kind = (event.signal or "signal") if event.how == "killed" else "SystemExit"
-    return LoadError(kind, _how(event), phase)
-
-
-def _by(
-    members: Iterable[int],
-    say: Callable[[int], tuple[str, str]],
-    level: str,
-    steps: dict[str, str] | None = None,
-) -> list[RankFinding]:
-    """
-    Findings for ranks, one for all that say the same; the text names the ranks.
-    """
-    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for rank in members:
-        groups[say(rank)].append(rank)
-    found = []
-    for (code, text), some in groups.items():
-        names = ranks.compact(some)
-        said = f"rank {names} {text}" if len(some) == 1 else f"ranks {names} {_plural(text)}"
-        step = (steps or {}).get(code)
-        if code == "rank_killed" and "SIGKILL" not in text:
-            step = None
-        found.append(RankFinding(code, level, names, said, step))  # type: ignore[arg-type]
-    return found

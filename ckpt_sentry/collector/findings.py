@@ -106,7 +106,8 @@ def merged(sayings: list[_Said]) -> list[RankFinding]:
 def _other_model(members: set[int], others: set[int]) -> str:
     some, rest = _named(members), _named(others)
     build = "builds" if len(members) == 1 else "build"
-    return f"{some} {build} another model than {rest}: compare {'its' if len(members) == 1 else 'their'} configuration"
+    whose = "its" if len(members) == 1 else "their"
+    return f"{some.capitalize()} {build} another model than {rest}: compare {whose} configuration."
 
 
 def _named(members: Collection[int]) -> str:
@@ -121,7 +122,7 @@ def divergence(state: LoadState, groups: list[Saying]) -> list[RankFinding]:
     if state.framework in ("dcp", "accelerate"):
         paths = _sorted_by_value(state.paths)
         if len(paths) > 1:
-            found.append(_differ("paths_differ", "ranks load different paths", paths, "give every rank the same path"))
+            found.append(_differ("paths_differ", "ranks load different paths", paths, "Give every rank the same path."))
     steps = _sorted_by_value(
         {rank: f"step {one.report.step}" for one in groups if one.report.step is not None for rank in one.ranks}
     )

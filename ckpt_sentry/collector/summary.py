@@ -174,7 +174,9 @@ class Aggregate:
     findings: tuple[RankFinding, ...] = ()
     groups: tuple[Group, ...] = ()
     unfinished: tuple[Unfinished, ...] = ()
-    failed_ranks: int = 0
-    """How many ranks failed or never ended, those that were only told of another's failure included."""
+    failed_ranks: str = ""
+    """Ranks that failed or never ended, those that were only told of another's failure included."""
+    heard_ranks: int = 0
+    """How many ranks have spoken here or would have; fewer than `world_size`: nothing is known of the others."""
     seconds: Seconds | None = None
     bytes_read: int = 0

@@ -4,8 +4,14 @@ Text in terminal cells: how wide it is, where to break it, what of it may be sho
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterator
+from typing import Final
+
+_NUMBER: Final = re.compile(r"\(?<?[0-9][0-9.,]*")
+_UNIT: Final = re.compile(r"(?:B|[kMGTP]B|s|min|h|%)[).,:;]*")
+_BREAKS: Final = (",", ".", "}", "/")
 
 
 def visible(text: str) -> str:
@@ -62,9 +68,11 @@ def cut(text: str, cells: int, mark: str = "…") -> str:
 def wrap(text: str, cells: int) -> Iterator[str]:
     """
     The lines of a text, broken between words, or within one that is wider than `cells` (at least 2).
+
+    A number stays with its unit. Within a word the break comes after a comma, dot, slash or closing brace if it can.
     """
     line = ""
-    for word in text.split(" "):
+    for word in _words(text, cells):
         joined = f"{line} {word}" if line else word
         if width(joined) <= cells:
             line = joined
@@ -73,10 +81,31 @@ def wrap(text: str, cells: int) -> Iterator[str]:
             yield line
         line = word
         while width(line) > cells:
-            head, line = split(line, cells)
+            head, _ = split(line, cells)
+            if (place := max(map(head.rfind, _BREAKS)) + 1) * 2 > len(head):
+                head = head[:place]
             yield head
+            line = line[len(head) :]
     if line:
         yield line
+
+
+def _words(text: str, cells: int) -> Iterator[str]:
+    number = ""
+    for word in text.split(" "):
+        if number:
+            if _UNIT.fullmatch(word) and width(number) + 1 + width(word) <= cells:
+                yield f"{number} {word}"
+                number = ""
+                continue
+            yield number
+            number = ""
+        if _NUMBER.fullmatch(word):
+            number = word
+        else:
+            yield word
+    if number:
+        yield number
 
 
 def split(text: str, cells: int) -> tuple[str, str]:

@@ -17,7 +17,10 @@ SOME_ROWS: Final = 6
 """Rows of a list in a block."""
 
 _LISTED: Final = frozenset({"missing_keys", "unexpected_keys", "shape_mismatch", "dtype_cast"})
-_LISTING: Final = re.compile(r"(.*?): .*?(?:\.(?:( [\d,]+ of them| All of them| It) may be\.)?)?")
+_LISTING: Final = re.compile(r"(.*?): .*?(?:\.(?: ([\d,]+ of them|All of them|It) may be\.)?)?")
+_ASIDE: Final = re.compile(
+    r"\.? (?:(?:[\d,]+ of them|All of them|It) may be|\([\d,]+ keys? \w+ not the checkpoint's\))\.?$"
+)
 
 
 def headline(found: RankFinding) -> str:
@@ -30,7 +33,19 @@ def headline(found: RankFinding) -> str:
     listed = _LISTING.fullmatch(text)
     if listed is None:
         return text
-    return f"{listed[1]};{listed[2].replace(' All', ' all').replace(' It', ' it')} may be" if listed[2] else listed[1]
+    some = listed[2]
+    if some is None:
+        return listed[1]
+    if some[0].isdigit():
+        return f"{listed[1]}, {some.removesuffix(' of them')} of which may be"
+    return f"{listed[1]}, as {'it' if some == 'It' else 'they'} may be"
+
+
+def brief(found: RankFinding) -> str:
+    """
+    A finding in one line, with the first of its keys and nothing beside them.
+    """
+    return _ASIDE.sub("", first_line(found.text))
 
 
 def first_line(text: str) -> str:
@@ -67,13 +82,10 @@ def details(page: Page, report: LoadReport, found: RankFinding, rows: int) -> No
 
 def keys_of(page: Page, keys: KeyList, rows: int) -> None:
     """
-    A list of folded keys. In a short one a key too wide is cut, in a long one it goes on in the next line.
+    A list of folded keys; one that is too wide goes on in the next line.
     """
     for key in keys.keys[:rows]:
-        if rows > SOME_ROWS:
-            page.rows(key, "key")
-        else:
-            page.row(key, "key")
+        page.rows(key, "key")
     hidden = keys.count - sum(map(folded_size, keys.keys[:rows])) if len(keys.keys) > rows else keys.omitted
     _more(page, hidden)
 

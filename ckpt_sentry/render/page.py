@@ -79,8 +79,15 @@ class Page:
         The first line: who speaks, how it went, and facts, on as many lines as they need.
         """
         start = f"ckpt_sentry {glyph.text} "
-        whole = self.glyphs.dot.join(map(cells.visible, (title, *facts)))
-        first, *rest = cells.wrap(whole, self.width - cells.width(start))
+        room = self.width - cells.width(start)
+        lines: list[str] = []
+        for fact in map(cells.visible, (title, *facts)):
+            joined = f"{lines[-1]}{self.glyphs.dot}{fact}" if lines else fact
+            if not lines or cells.width(joined) <= room:
+                lines[-1:] = [joined]
+            else:
+                lines.append(fact)
+        first, *rest = [row for line in lines for row in cells.wrap(line, room)] or [""]
         name = Segment("ckpt_sentry ", "name"), glyph, Segment(" ")
         self.lines.append((*name, Segment(first, glyph.style)))
         self.lines += [(Segment("  " + line, glyph.style),) for line in rest[:2]]
@@ -111,20 +118,20 @@ class Page:
 
     def table(self, rows: Sequence[Sequence[str]]) -> None:
         """
-        Rows of columns, aligned. The first column gives way where the width is short; it is the only one that is cut.
+        Rows of columns, aligned. Nothing is cut: a first column that is too wide has its line, the others the next.
         """
         shown = [[cells.visible(column) for column in row] for row in rows]
-        widths = [max(map(cells.width, column)) for column in zip(*shown, strict=True)] if shown else []
         gap = " " * 4
-        first = max(12, self.room - sum(widths[1:]) - len(gap) * (len(widths) - 1))
+        widths = [max(map(cells.width, column)) for column in zip(*shown, strict=True)] if shown else []
+        room = self.room - sum(widths[1:]) - len(gap) * (len(widths) - 1)
+        first = max((wide for row in shown if (wide := cells.width(row[0])) <= room), default=0)
         for row in shown:
-            name = cells.pad(cells.cut(row[0], first, self.glyphs.more), min(widths[0], first))
             others = gap.join(cells.pad(text, wide) for text, wide in zip(row[1:], widths[1:], strict=True)).rstrip()
-            if cells.width(name) + len(gap) + cells.width(others) > self.room:
+            if cells.width(row[0]) > room:
                 self.rows(row[0], "key")
-                self.rows("  " + others)
+                self.lines += [(_label(""), Segment("  " + line)) for line in cells.wrap(others, self.room - 2)]
             else:
-                self.lines.append((_label(""), Segment(name, "key"), Segment(gap + others)))
+                self.lines.append((_label(""), Segment(cells.pad(row[0], first), "key"), Segment(gap + others)))
 
 
 def _label(label: str) -> Segment:

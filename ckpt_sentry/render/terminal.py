@@ -31,7 +31,7 @@ _DEFAULT_CELLS: Final = 100
 _MAX_CELLS: Final = 200
 
 
-def show(one: Aggregate, stream: TextIO | None = None) -> bool:
+def show(one: Aggregate, stream: TextIO | None = None, hint: str | None = None) -> bool:
     """
     Print the report of a load on `stream` (None: the process's standard error of this moment).
 
@@ -41,7 +41,7 @@ def show(one: Aggregate, stream: TextIO | None = None) -> bool:
     if one.framework == "torch" and one.verdict == "ok" and not _is_aligned(one):
         return True  # everybody calls `load_state_dict` all the time
     cells, glyphs = width(stream), glyphs_for(stream)
-    lines = [text.line(one, cells, glyphs)] if _is_well(one) else text.block(one, cells, glyphs)
+    lines = [text.line(one, cells, glyphs)] if _is_well(one) else text.block(one, cells, glyphs, hint=hint)
     return write(lines, stream)
 
 

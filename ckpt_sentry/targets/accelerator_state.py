@@ -136,6 +136,7 @@ def _before(load: Load) -> Callable[[], Any] | None:
 @contained("accelerator_state.after")
 def _after(load: Load) -> None:
     state: _State = load.notes[NOTE]
+    load.enter("verify")
     _note(load, state)
     _judge(load, state.parts, accelerate_text.loaded)
 

@@ -356,6 +356,8 @@ def _record(call: Call, facts: Facts, keys: Iterable[Any], error: BaseException 
         return None
     if call.aligned is not None:
         facts = replace(facts, findings=(call.aligned, *facts.findings))
+    if facts.model is not None:
+        facts = replace(facts, model=replace(facts.model, name=type(call.module).__name__))
     load.facts = replace(facts, key_digest=digest)
     described = None if error is None else describe(error, None)
     try:
