@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ckpt_sentry.collector.aggregate import Aggregator
 from ckpt_sentry.collector.groups import MAX_RANKS
+from ckpt_sentry.collector.groups import MAX_RANKS
 from ckpt_sentry.collector.wording import was
+from ckpt_sentry.guard import contained
 from ckpt_sentry.render.keys import first_line
 from ckpt_sentry.speaker import say, say_line
 from ckpt_sentry.telemetry import otel, otlp_json
@@ -259,6 +261,7 @@ class Speaker:
         for load_id in [load_id for load_id in self._watches if self._is_ready(load_id)]:
             self._say(load_id, settled=False)
 
+    @contained("run_speaker.say")
     def _say(self, load_id: str, *, settled: bool) -> None:
         good = self._watches.pop(load_id).good
         complete = self._is_complete(load_id)
@@ -281,6 +284,7 @@ class Speaker:
         self._said[load_id] = None
         _bound(self._said, MOST_SAID)
 
+    @contained("run_speaker.say_hanging")
     def _say_hanging(self, load_id: str) -> None:
         """
         Report a load that hangs. For ranks that are in it and did not answer, their last phase speaks.
@@ -299,6 +303,7 @@ class Speaker:
         if aggregate is not None:
             say(aggregate)
 
+    @contained("run_speaker.say_end")
     def _say_end(self, run_id: str, last: Aggregate | None) -> None:
         """
         Name the rank that ended the run, unless the report of a load has: one line.

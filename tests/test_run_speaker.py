@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,6 +104,21 @@ def test_what_comes_late_or_twice_says_a_load_no_second_time(stage: Stage) -> No
     stage.after(QUIET_SECONDS + 1)
     stage.speaker.settle()
     assert stage.verdicts == ["partial"]
+
+
+def test_a_load_that_cannot_be_said_keeps_no_other_from_it(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CKPT_SENTRY_GUARD", "swallow")
+    stage.hear(started(0, 2), started(0, 2, load="b" * 32), killed(0, "SIGKILL", 2))
+    whole = stage.speaker._aggregator.aggregate
+
+    def aggregate(load_id: str, **words: Any) -> Aggregate | None:
+        if load_id == LOAD:
+            raise ValueError("ours")
+        return whole(load_id, **words)
+
+    monkeypatch.setattr(stage.speaker._aggregator, "aggregate", aggregate)
+    stage.speaker.settle()
+    assert [one.load_id for one in stage.reports] == ["b" * 32]
 
 
 def test_a_failed_load_waits_for_the_end_of_the_job(stage: Stage) -> None:

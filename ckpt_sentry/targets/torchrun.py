@@ -69,9 +69,14 @@ def _end(launch: Parent | Relay, error: BaseException | None) -> None:
     _launch.set(None)
     launch.leave(os.environ)
     if error is not None and _is_command():
-        atexit.register(launch.close, ok=False)
+        atexit.register(_close, launch, ok=False)
     else:
-        launch.close(ok=error is None)
+        _close(launch, ok=error is None)
+
+
+@contained("torchrun.close")
+def _close(launch: Parent | Relay, *, ok: bool) -> None:
+    launch.close(ok=ok)
 
 
 @contained("torchrun.watched")

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import atexit
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from ckpt_sentry.targets import torchrun
 from ckpt_sentry.targets.torchrun import _run_id
 
 
@@ -52,3 +56,32 @@ def test_a_name_that_the_user_gives_is_kept_but_not_by_launchers_inside_of_worke
     assert _run_id(config(), sys.executable, ["train.py"]) == "mine"
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "outer")
     assert _run_id(config(), sys.executable, ["train.py"]) != "mine"
+
+
+class Broken:
+    """
+    A launch that cannot be closed.
+    """
+
+    closed = 0
+
+    def leave(self, _: object) -> None:
+        pass
+
+    def close(self, *, ok: bool) -> None:
+        self.closed += 1
+        raise OSError(ok)
+
+
+@pytest.mark.parametrize("is_command", [False, True])
+def test_the_end_of_a_launch_raises_no_error_of_our_own(monkeypatch: pytest.MonkeyPatch, *, is_command: bool) -> None:
+    later: list[Callable[[], Any]] = []
+    monkeypatch.setenv("CKPT_SENTRY_GUARD", "swallow")
+    monkeypatch.setattr(torchrun, "_is_command", lambda: is_command)
+    monkeypatch.setattr(atexit, "register", lambda function, *args, **kw: later.append(lambda: function(*args, **kw)))
+    launch: Any = Broken()
+    torchrun._end(launch, RuntimeError("a worker failed"))
+    assert (launch.closed, len(later)) == ((0, 1) if is_command else (1, 0))
+    for call in later:
+        call()
+    assert launch.closed == 1
