@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ckpt_sentry.collector.aggregate import Aggregator
 from ckpt_sentry.collector.groups import MAX_RANKS
-from ckpt_sentry.collector.groups import MAX_RANKS
 from ckpt_sentry.collector.wording import was
 from ckpt_sentry.guard import contained
 from ckpt_sentry.render.keys import first_line
