@@ -28,7 +28,9 @@ def test_a_load_under_way_tells_phase_time_and_stack() -> None:
     event = stall.stalled(ME, "a", since=1.0)
     assert event is not None
     assert (event.phase, event.since) == ("plan", stall._standings["a"].since)
-    assert event.stack.splitlines()[-1].endswith("in test_a_load_under_way_tells_phase_time_and_stack")
+    frame, code = event.stack.splitlines()[-2:]
+    assert frame.endswith("in test_a_load_under_way_tells_phase_time_and_stack")
+    assert code == '  event = stall.stalled(ME, "a", since=1.0)'
 
 
 def test_a_process_away_from_the_load_shows_its_main_thread() -> None:
@@ -73,7 +75,7 @@ def test_a_deep_stack_is_cut_at_the_outer_end() -> None:
     def down(depth: int) -> str:
         return stall.stack_of(threading.get_ident()) if depth == 0 else down(depth - 1)
 
-    rows = down(100).splitlines()
+    rows = [row for row in down(100).splitlines() if row.startswith("File")]
     assert len(rows) == stall.MOST_FRAMES
     assert all(row.endswith("in down") for row in rows)
 

@@ -4,9 +4,11 @@ The command `ckpt-sentry`. Each subcommand is the `command` of the module of its
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -22,23 +24,38 @@ COMMANDS = {
 """Subcommand: its line in `--help`. One line here and one module in this folder make a subcommand."""
 
 
+@contextlib.contextmanager
+def _unread() -> Iterator[None]:
+    """
+    That the reader of what is printed is gone (`| head`) is no error.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Nothing may be written any more, at the end of the process neither.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
 class Commands(click.Group):
     """
     A group that knows its subcommands by name and imports one when it is called.
     """
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """
+        Read the command line; `--help` prints here already.
+        """
+        with _unread():
+            return super().make_context(*args, **kwargs)
+
     def invoke(self, ctx: click.Context) -> Any:
         """
-        Run a subcommand. That the reader of its output is gone (`| head`) is no error.
+        Run a subcommand.
         """
-        try:
-            result = super().invoke(ctx)
-            sys.stdout.flush()
-        except BrokenPipeError:
-            # Nothing may be written any more, at the end of the process neither.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(0)
-        return result
+        with _unread():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return sorted(COMMANDS)

@@ -48,6 +48,8 @@ def command(  # noqa: PLR0913 - click passes each option as one
             return
         chosen = _run_id(where, run_id)
         loads = _loads(where, chosen)
+    except BrokenPipeError:
+        raise
     except OSError as error:
         _fail(f"{visible(str(where))} cannot be read: {error.strerror or error}")
     if last:

@@ -154,11 +154,28 @@ def test_damaged_lines_are_passed_over_and_said(tmp_path: Path) -> None:
     assert len(json.loads(got.stdout)["loads"]) == 1
 
 
-def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", ["report {} --all", "report {} --list", "report {} --json", "status", "--help"])
+def test_a_reader_that_leaves_is_no_error(tmp_path: Path, words: str) -> None:
     write(tmp_path, finished(0, 1, **PARTIAL))
-    program = f"{sys.executable} -m ckpt_sentry report {tmp_path} --all | true"
     root = Path(__file__).parents[2]
-    got = subprocess.run(
-        program, shell=True, check=True, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(root)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ckpt_sentry", *words.format(tmp_path).split()],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(root)},
     )
-    assert got.stderr == ""
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait() == 0
+
+
+def test_the_list_of_runs_as_json(tmp_path: Path) -> None:
+    write(tmp_path, finished(0, 1))
+    got = report(tmp_path, "--list", "--json")
+    assert json.loads(got.stdout) == {
+        "schema": "ckpt_sentry.runs/1",
+        "runs": [{"run_id": RUN, "started_at": 100.0, "ended_at": 101.0, "loads": 1}],
+    }

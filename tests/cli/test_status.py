@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ckpt_sentry import __version__, hooks
-from ckpt_sentry.cli.status import SCHEMA
+from ckpt_sentry.cli.status import SCHEMA, misspelt
 from tests.conftest import Environment, make_environment
 
 
@@ -54,12 +54,42 @@ def test_text(installed: Environment) -> None:
     lines = installed.run("-m", "ckpt_sentry", "status", CKPT_SENTRY_ALLOW_MISSING="\x1b[31mred").splitlines()
     assert lines[0].startswith(f"ckpt-sentry {__version__} · Python 3.")
     assert "mode      off (set CKPT_SENTRY=1)" in lines
-    assert r"  CKPT_SENTRY_ALLOW_MISSING  \x1b[31mred  environment" in lines
+    (row,) = (line for line in lines if "ALLOW_MISSING" in line)
+    assert row.split() == ["CKPT_SENTRY_ALLOW_MISSING", r"\x1b[31mred", "environment"]
     assert [line for line in lines if not line.startswith(" ") and " " not in line and line] == [
         "ways",
         "settings",
         "patches",
     ]
+
+
+def test_the_folder_that_is_meant_by_the_default(installed: Environment) -> None:
+    found = {setting["name"]: setting for setting in document(installed, XDG_STATE_HOME="/state")["settings"]}
+    assert found["CKPT_SENTRY_DIR"] == {
+        "name": "CKPT_SENTRY_DIR",
+        "value": "/state/ckpt_sentry",
+        "source": "default",
+    }
+
+
+def test_a_word_that_is_not_known_is_shown(installed: Environment) -> None:
+    done = installed.command("python", "-m", "ckpt_sentry", "status", CKPT_SENTRY="observ")
+    (row,) = (line for line in done.stdout.splitlines() if line.startswith("  CKPT_SENTRY "))
+    assert " ".join(row.split()) == 'CKPT_SENTRY on environment: "observ" is unknown'
+
+
+def test_a_switch_that_is_misspelt_is_said() -> None:
+    found = {"CKPT_SENTY": "1", "CKPT_SENTRI_DIR": "x", "CKPT_SENTRY_LOG": "off", "CKPT_DIR": "y", "PATH": "/bin"}
+    assert misspelt(found) == (
+        "CKPT_SENTRI_DIR is set, which nothing reads; did you mean CKPT_SENTRY_DIR?",
+        "CKPT_SENTY is set, which nothing reads; did you mean CKPT_SENTRY?",
+    )
+
+
+def test_a_library_that_several_targets_wait_for_has_one_row(installed: Environment) -> None:
+    lines = installed.run("-m", "ckpt_sentry", "status", CKPT_SENTRY="1").splitlines()
+    rows = lines[lines.index("patches") + 1 :]
+    assert len(rows) == len(set(rows))
 
 
 def test_nothing_of_torch_is_imported(installed: Environment) -> None:

@@ -64,9 +64,9 @@ def test_one_rank_with_other_shapes_is_named_first_and_leads_the_counts() -> Non
     assert one.mismatched.count == 1
     assert one.coverage == Coverage(0.9, 0.8)
     assert codes(one) == {"shape_mismatch": "1", "peer_failed": "0,2-3"}
-    assert one.findings[0].next == "rank 1 builds another model than ranks 0,2-3: compare its configuration"
+    assert one.findings[0].next == "Rank 1 builds another model than ranks 0,2-3: compare its configuration."
     assert [group.ranks for group in one.groups] == ["0,2-3", "1"]
-    assert one.failed_ranks == 4
+    assert one.failed_ranks == "0-3"
 
 
 def test_addresses_and_own_rank_do_not_split_a_group() -> None:
@@ -189,9 +189,25 @@ def test_stall_names_who_waits_and_who_never_came_with_a_stack_for_each_group() 
     assert one.unfinished == (Unfinished("0,2-3", "plan", "still waiting"), Unfinished("1", None, "still waiting"))
 
 
-def test_a_stall_that_ends_well_leaves_nothing() -> None:
-    one = seen(*(started(rank) for rank in range(4)), stalled(0, "plan", "x"), *(finished(rank) for rank in range(4)))
-    assert (one.verdict, one.findings) == ("ok", ())
+def test_a_stall_that_ends_well_is_information() -> None:
+    phases = (Phase("plan", 14.2),)
+    ends = (finished(rank, phases=phases) for rank in range(4))
+    one = seen(*(started(rank) for rank in range(4)), stalled(0, "plan", "x"), *ends)
+    assert one.verdict == "ok"
+    assert [(found.code, found.level, found.ranks, found.text) for found in one.findings] == [
+        ("rank_stalled", "info", "0", "Stalled for 14 s: rank 0 waited while planning")
+    ]
+
+
+def test_the_ranks_that_were_heard_are_counted() -> None:
+    aggregator = Aggregator()
+    aggregator.add(finished(1, 4))
+    alone = aggregator.aggregate(LOAD, expected=(1,))
+    node = aggregator.aggregate(LOAD, expected=range(2))
+    assert alone is not None
+    assert node is not None
+    assert (alone.heard_ranks, node.heard_ranks) == (1, 2)
+    assert seen(finished(1, 4)).heard_ranks == 4
 
 
 def test_absent_rank_keeps_its_stack_when_the_others_have_timed_out() -> None:

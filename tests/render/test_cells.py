@@ -37,6 +37,16 @@ def test_wrap_breaks_between_words_and_inside_long_ones() -> None:
     assert list(cells.wrap("abcdefgh ij", 3)) == ["abc", "def", "gh", "ij"]
 
 
+def test_wrap_keeps_a_number_with_its_unit() -> None:
+    assert list(cells.wrap("96 keys · 381 kB", 13)) == ["96 keys ·", "381 kB"]
+    assert list(cells.wrap("read 0.078 s", 10)) == ["read", "0.078 s"]
+
+
+def test_wrap_breaks_a_fold_where_it_has_a_joint() -> None:
+    assert list(cells.wrap("model.blocks.{0-2}.fc1", 16)) == ["model.blocks.", "{0-2}.fc1"]
+    assert list(cells.wrap("a.{exp_avg,exp_avg_sq}", 15)) == ["a.{exp_avg,", "exp_avg_sq}"]
+
+
 @given(st.text(), st.integers(2, 50))
 def test_wrap_loses_only_spaces_and_fits(text: str, room: int) -> None:
     lines = list(cells.wrap(text, room))

@@ -17,10 +17,23 @@ from ckpt_sentry.audit.report import (
     Rename,
     ShapeMismatch,
 )
-from ckpt_sentry.collector.aggregate import Aggregate
+from ckpt_sentry.collector.aggregate import Aggregate, Aggregator
 from ckpt_sentry.render import cells, text
 from ckpt_sentry.render.page import ASCII
-from tests.collector.jobs import exited, failing, finished, killed, over, seen, stalled, started, stopped, told
+from tests.collector.jobs import (
+    LOAD,
+    exited,
+    failing,
+    finished,
+    killed,
+    over,
+    raised,
+    seen,
+    stalled,
+    started,
+    stopped,
+    told,
+)
 
 SIZE = LoadError(
     "ValueError",
@@ -68,7 +81,7 @@ def test_line_of_a_good_load_of_one_process_with_a_note() -> None:
     found = Finding("unexpected_keys", "info", "5 keys of the checkpoint are not in the model")
     one = seen(finished(0, 1, findings=(found,), step=None))
     assert text.plain([text.line(one)]) == (
-        "ckpt_sentry ✓ dcp.load  in 1.0 s · 5 keys of the checkpoint are not in the model\n"
+        "ckpt_sentry ✓ dcp.load  /data/run7/step-1200 · in 1.0 s · 5 keys of the checkpoint are not in the model\n"
     )
 
 
@@ -88,7 +101,7 @@ ckpt_sentry ✗ dcp.load failed on 4 of 4 ranks after 4.0 s · rank 2 first, whi
               model.adapter{0-1}
   others      ranks 0-1,3: rank 2 failed; this rank had no error of its own
   coverage    98.6 % of keys, 99.9 % of elements would have loaded
-  next        rank 2 builds another model than ranks 0-1,3: compare its configuration
+  next        Rank 2 builds another model than ranks 0-1,3: compare its configuration.
               ckpt-sentry report run7-a1b2    every key
 """
     )
@@ -112,48 +125,53 @@ ckpt_sentry ✗ dcp.load failed on 4 of 4 ranks after 3.0 s · rank 1 first, whi
   cause       rank 1 was killed by SIGKILL while setting up
   others      ranks 0,2-3: ended because another rank failed
   next        SIGKILL without an operator is mostly the out-of-memory killer: see `dmesg -T` on its
-              node
+              node.
               ckpt-sentry report run7-a1b2    every key
 """
     )
 
 
 def test_block_of_a_stall_shows_a_stack_for_each_group() -> None:
-    waits = 'File "train.py", line 9, in resume\n  dcp.load(state)\nFile "c10d.py", line 3, in gather'
+    inside = 'File "/v/site-packages/torch/distributed/c10d.py", line 3, in gather'
+    waits = f'File "train.py", line 9, in resume\n  dcp.load(state)\n{inside}'
     sleeps = 'File "train.py", line 4, in early_exit_sleep\n  time.sleep(100)'
     begin = [started(rank) for rank in (0, 2, 3)]
     one = seen(*begin, *(stalled(rank, "plan", waits) for rank in (0, 2, 3)), stalled(1, None, sleeps))
     assert (
         block(one)
         == """\
-ckpt_sentry ✗ dcp.load hangs on 4 of 4 ranks after 5.0 s
+ckpt_sentry ✗ dcp.load hangs after 5.0 s · 3 of 4 ranks wait, rank 1 has not come
   checkpoint  /data/run7/step-1200 · step unknown
   cause       rank 1 has not come to this load; its stack:
-              File "train.py", line 4, in early_exit_sleep
-                time.sleep(100)
+              train.py:4 in early_exit_sleep: time.sleep(100)
   also        ranks 0,2-3 wait while setting up for 5 s; the stack of each:
-              File "train.py", line 9, in resume
-                dcp.load(state)
-              File "c10d.py", line 3, in gather
-  next        find out what that rank does instead of loading: every rank must make this call
+              train.py:9 in resume: dcp.load(state)
+              torch/distributed/c10d.py:3 in gather
+  next        Find out what it does instead of loading: every rank must make this call.
               ckpt-sentry report run7-a1b2    every key
 """
     )
 
 
-def test_block_of_a_refused_load_with_the_wrong_prefix() -> None:
+LOW = Finding("low_coverage", "error", "Coverage is 0 % of keys, under the minimum of 99 %.", "Lower the minimum.")
+NO_OVERLAP = Finding("no_overlap", "error", "No key of the checkpoint is a key of this model: 0 of 18 keys would load.")
+
+
+def refused_for_its_prefix(phase: str | None) -> Aggregate:
     rename = Rename('strip "model." from every checkpoint key', 1.0, 18, ("model.embed.weight", "embed.weight"))
-    found = Finding("renamed_keys", "error", 'every checkpoint key starts with "model."', "CKPT_SENTRY_ALIGN=auto")
-    one = seen(
+    found = Finding("renamed_keys", "warning", 'every checkpoint key starts with "model."', "CKPT_SENTRY_ALIGN=auto")
+    return seen(
         finished(
             0,
             1,
             framework="accelerate",
             entry_point="load_checkpoint_and_dispatch",
-            verdict="failed",
-            error=LoadError("ckpt_sentry.errors.LowCoverageError", "0 of 18 keys would load"),
+            verdict="no_op",
+            error=LoadError("ckpt_sentry.errors.LowCoverageError", "0 of 18 keys", phase),
             rename=rename,
-            findings=(found,),
+            missing=KeyList(18, ("w{0-17}",)),
+            unexpected=KeyList(18, ("model.w{0-17}",)),
+            findings=(found, NO_OVERLAP, MISSING, Finding("unexpected_keys", "info", "18 keys unexpected"), LOW),
             coverage=Coverage(0.0, 0.0),
             model=ModelSummary(18, 18, 72),
             path="/models/tiny/model.safetensors",
@@ -162,19 +180,33 @@ def test_block_of_a_refused_load_with_the_wrong_prefix() -> None:
             step_source=None,
         )
     )
+
+
+def test_block_of_a_load_refused_for_its_prefix_says_it_once() -> None:
     assert (
-        block(one)
+        block(refused_for_its_prefix("setup"))
         == """\
-ckpt_sentry ✗ load_checkpoint_and_dispatch refused: 0 of 18 keys would load after 1.0 s
+ckpt_sentry ✗ load_checkpoint_and_dispatch refused: 0 of 18 keys would load · after 1.0 s
   checkpoint  /models/tiny/model.safetensors · safetensors · step unknown
   cause       every checkpoint key starts with "model."
               model.embed.weight → embed.weight    18 keys: 100 % would load
-  raised      ckpt_sentry.errors.LowCoverageError: 0 of 18 keys would load
-  coverage    0 % of keys, 0 % of elements would have loaded
+  coverage    0 % of keys, 0 % of elements would load; the model is untouched
   next        CKPT_SENTRY_ALIGN=auto
               ckpt-sentry report run7-a1b2    every key
 """
     )
+
+
+def test_what_the_block_left_out_of_a_rename_is_in_the_full_report() -> None:
+    shown = text.plain(text.full(refused_for_its_prefix("setup"), rows=None))
+    for said in ("w{0-17}", "model.w{0-17}", NO_OVERLAP.text, LOW.text):
+        assert said in shown
+
+
+def test_a_load_that_was_refused_when_it_was_over_has_been_loaded() -> None:
+    lines = block(refused_for_its_prefix(None)).splitlines()
+    assert lines[0] == ("ckpt_sentry ✗ load_checkpoint_and_dispatch refused: 0 of 18 keys were loaded · after 1.0 s")
+    assert "  coverage    0 % of keys, 0 % of elements loaded" in lines
 
 
 def test_full_shows_every_key_group_and_finding() -> None:
@@ -185,7 +217,7 @@ def test_full_shows_every_key_group_and_finding() -> None:
     shown = text.plain(text.full(one))
     assert [line.strip() for line in shown.splitlines() if "odd" in line] == list(keys.keys)
     assert "w{0-9}    float32 → bfloat16" in shown
-    assert "  findings    error missing_keys: 2 keys are missing from the checkpoint\n" in shown
+    assert shown.count("2 keys are missing from the checkpoint") == 1
     assert len(text.block(one)) <= 30
     assert "… 34 more keys" in block(one)
     assert "… 35 more keys" in text.plain(text.full(one, rows=5))
@@ -283,11 +315,11 @@ def test_keys_listed_in_a_sentence_are_not_said_twice() -> None:
         ("3 keys missing from the checkpoint: a{0-2}.", "3 keys missing from the checkpoint"),
         (
             "3 keys missing from the checkpoint: a{0-2}. 2 of them may be.",
-            "3 keys missing from the checkpoint; 2 of them may be",
+            "3 keys missing from the checkpoint, 2 of which may be",
         ),
         (
             "3 keys missing from the checkpoint: a{0-2}. All of them may be.",
-            "3 keys missing from the checkpoint; all of them may be",
+            "3 keys missing from the checkpoint, as they may be",
         ),
     ):
         one = seen(
@@ -309,7 +341,7 @@ def test_nobody_is_called_first_where_all_waited_for_one() -> None:
     begin = [started(rank) for rank in (0, 2, 3)]
     one = seen(*begin, told(0), told(2), told(3), exited(0, 1), stopped(1), over(ok=False))
     assert block(one).splitlines()[:3] == [
-        "ckpt_sentry ✗ dcp.load failed on 3 of 4 ranks after 4.0 s · while planning",
+        "ckpt_sentry ✗ dcp.load failed after 4.0 s · rank 1 never came to it",
         "  checkpoint  /data/run7/step-1200 · DCP · step 1200 (folder name)",
         "  cause       rank 1 never came to this load",
     ]
@@ -324,3 +356,155 @@ def test_ranks_that_the_launcher_stopped_are_named_once() -> None:
         "  cause       OSError: [Errno 5] Input/output error (rank 1 alone)",
         "  others      ranks 0,2-3 were stopped by the launcher while setting up",
     ]
+
+
+def heard_alone(*events: Any, rank: int = 0) -> Aggregate:
+    """
+    The aggregate of a rank that hears nobody but itself.
+    """
+    aggregator = Aggregator()
+    for event in events:
+        aggregator.add(event)
+    one = aggregator.aggregate(LOAD, expected=(rank,))
+    assert one is not None
+    return one
+
+
+def test_nothing_is_said_of_ranks_that_were_not_heard() -> None:
+    error = LoadError("RuntimeError", "Missing key in checkpoint state_dict: w.", "plan")
+    own = finished(1, 2, verdict="failed", error=error, findings=(MISSING,), missing=KeyList(2, ("w{0-1}",)))
+    one = heard_alone(started(1, 2), failing(1, error, 2), own, rank=1)
+    hint = "ckpt-sentry run -- COMMAND    one report for all ranks"
+    assert (
+        text.plain(text.block(one, hint=hint))
+        == """\
+ckpt_sentry ✗ dcp.load failed on rank 1 after 2.0 s · while planning
+  checkpoint  /data/run7/step-1200 · DCP · step 1200 (folder name)
+  cause       2 keys are missing from the checkpoint
+              w{0-1}
+  raised      RuntimeError: Missing key in checkpoint state_dict: w.
+  next        ckpt-sentry report run7-a1b2    every key
+              ckpt-sentry run -- COMMAND    one report for all ranks
+"""
+    )
+
+
+def test_line_of_a_rank_that_hears_nobody_else() -> None:
+    assert text.plain([text.line(heard_alone(finished(0, 2)))]) == (
+        "ckpt_sentry ✓ dcp.load  step 1200 · rank 0 · in 1.0 s\n"
+    )
+
+
+def allowed(keys: int, missing: int) -> Aggregate:
+    found = Finding("missing_keys", "info", f"{missing} keys missing from the checkpoint: gate. All of them may be.")
+    return seen(
+        finished(
+            0,
+            1,
+            findings=(found,),
+            missing=KeyList(missing, ("gate",)),
+            model=ModelSummary(keys, 1, 4),
+            coverage=Coverage(1.0, 1.0),
+        )
+    )
+
+
+def test_line_of_a_load_that_lacks_what_it_may() -> None:
+    assert text.plain([text.line(allowed(120, 24))]) == (
+        "ckpt_sentry ✓ dcp.load  step 1200 · 96 of 120 keys, the other 24 may be missing · in 1.0 s\n"
+    )
+    assert text.plain([text.line(allowed(19, 19))]) == (
+        "ckpt_sentry ✓ dcp.load  step 1200 · 0 of 19 keys, all 19 may be missing · in 1.0 s\n"
+    )
+
+
+def test_a_line_names_the_keys_and_the_class_of_the_model() -> None:
+    facts = {"coverage": Coverage(0.5, 0.5), "missing": KeyList(1, ("bias",)), "step": None, "path": None}
+    for said, shown in (
+        ("1 key missing from the checkpoint: bias.", "1 key missing from the checkpoint: bias"),
+        (
+            "New in this model, and to be trained: bias (1 keys are not the checkpoint's).",
+            "New in this model, and to be trained: bias",
+        ),
+    ):
+        found = Finding("missing_keys", "info", said)
+        model = ModelSummary(2, 6, 24, "Linear")
+        one = seen(finished(0, 1, verdict="partial", findings=(found,), model=model, **facts))
+        assert text.plain([text.line(one)]) == (
+            f"ckpt_sentry ! dcp.load  1 of 2 keys of Linear, 50.0 % · in 1.0 s · {shown}\n"
+        )
+
+
+def test_no_two_keys_look_the_same() -> None:
+    items = tuple(
+        ShapeMismatch(f"optim.state.blocks.{{0-2}}.{name}.{{exp_avg,exp_avg_sq}}", 6, "", (64,), (32,))
+        for name in ("fc1.bias", "fc2.bias")
+    )
+    one = seen(finished(0, 1, verdict="failed", error=SIZE, findings=(SHAPES,), mismatched=items))
+    for lines in (block(one, 60), text.plain(text.full(one, 60, rows=None))):
+        assert lines[lines.index("  cause") : lines.index("  raised")].splitlines()[1:] == [
+            "              optim.state.blocks.{0-2}.fc1.bias.{exp_avg,",
+            "              exp_avg_sq}",
+            "                model [64]    checkpoint [32]",
+            "              optim.state.blocks.{0-2}.fc2.bias.{exp_avg,",
+            "              exp_avg_sq}",
+            "                model [64]    checkpoint [32]",
+        ]
+
+
+def test_two_ranks_are_both() -> None:
+    one = seen(*(finished(rank, 2, verdict="failed", error=SIZE, findings=(SHAPES,)) for rank in range(2)))
+    assert block(one).splitlines()[2] == "  cause       2 keys have another shape in the checkpoint (both ranks)"
+
+
+def test_a_header_breaks_between_its_facts() -> None:
+    error = LoadError("ValueError", "bad data", "plan")
+    one = seen(started(0, 2), failing(0, error, 2), finished(0, 2, verdict="failed", error=error), started(1, 2))
+    assert block(one, 60).splitlines()[:2] == [
+        "ckpt_sentry ✗ dcp.load failed on 1 of 2 ranks after 1.0 s",
+        "  rank 0 first, while planning",
+    ]
+
+
+def test_a_rank_that_raised_before_the_load_is_to_be_looked_at() -> None:
+    error = LoadError("ValueError", "bad data config", where="train.py:44")
+    begin = [started(rank) for rank in (0, 2, 3)]
+    one = seen(*begin, told(0), told(2), told(3), raised(1, error), over(ok=False))
+    lines = block(one).splitlines()
+    assert lines[0] == "ckpt_sentry ✗ dcp.load failed after 4.0 s · rank 1 never came to it"
+    assert lines[2] == "  cause       rank 1 never came to this load: raised ValueError: bad data config"
+    assert "  next        Look at its exception: ValueError: bad data config, raised at train.py:44." in lines
+
+
+def test_a_rank_that_was_killed_before_the_load_is_said_once() -> None:
+    one = seen(started(0), told(0), killed(1, "SIGKILL"), over(ok=False))
+    assert block(one).splitlines()[2:4] == [
+        "  cause       rank 1 was killed by SIGKILL before it came to this load",
+        "  others      rank 0: another rank failed; this rank had no error of its own",
+    ]
+
+
+def test_a_stall_is_shown_by_a_report_that_is_read_while_it_lasts() -> None:
+    waits = 'File "train.py", line 9, in resume\n  dcp.load(state)'
+    one = seen(started(0), stalled(0, "plan", waits), *(started(rank) for rank in (1, 2, 3)), settled=True)
+    shown = text.plain(text.full(one))
+    assert shown.startswith("ckpt_sentry ✗ dcp.load hangs after 5.0 s · 4 of 4 ranks wait\n")
+    assert "              train.py:9 in resume: dcp.load(state)\n" in shown
+
+
+def test_a_stall_that_is_over_is_mentioned() -> None:
+    late = finished(1, started_at=112.0, ended_at=113.0)
+    others = (finished(rank, ended_at=113.0) for rank in (0, 2, 3))
+    one = seen(started(0), stalled(0, "plan", "x"), stalled(1, None, "y"), *others, late)
+    assert text.plain([text.line(one)]) == (
+        "ckpt_sentry ✓ dcp.load  step 1200 · 4 ranks · in 13 s (slowest: rank 0) · "
+        "Stalled for 13 s: rank 1 came late, rank 0 waited while planning\n"
+    )
+
+
+def test_groups_are_shown_where_there_are_several_and_repeat_nothing() -> None:
+    shown = text.plain(text.full(shape_mismatch_on_rank_2()))
+    assert "  groups      ranks 0-1,3 · failed · CheckpointException: …\n              rank 2 · failed\n" in shown
+    assert shown.count("Size mismatch") == 1
+    one = seen(*(finished(rank, 2, verdict="failed", error=SIZE, findings=(SHAPES,)) for rank in range(2)))
+    assert "groups" not in text.plain(text.full(one))

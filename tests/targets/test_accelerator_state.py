@@ -83,7 +83,7 @@ def test_a_whole_state_is_one_good_load(agent: Agent, tmp_path: Path) -> None:
     (report,) = agent.reports()
     assert (report.framework, report.entry_point, report.path) == ("accelerate", "Accelerator.load_state", str(folder))
     assert (report.verdict, report.coverage, report.step, report.findings) == ("ok", Coverage(1.0, 1.0), 7, ())
-    assert [phase.name for phase in report.phases] == ["setup", "optimizer", "scheduler", "random_states"]
+    assert [phase.name for phase in report.phases] == ["setup", "optimizer", "scheduler", "random_states", "verify"]
 
 
 def test_each_model_is_named(agent: Agent, tmp_path: Path) -> None:
@@ -215,3 +215,25 @@ def test_a_late_failure_says_what_was_overwritten(agent: Agent, tmp_path: Path) 
         "Overwritten before it failed: model, optimizer.bin. What comes after is as it was."
     )
     assert agent.last() == report
+
+
+@pytest.mark.parametrize("classes", [(Net,), (Net, Head)], ids=["one", "several"])
+def test_the_exception_says_each_thing_once(
+    agent: Agent, capfd: pytest.CaptureFixture[str], tmp_path: Path, classes: tuple[type[nn.Module], ...]
+) -> None:
+    folder = saved(tmp_path / "state", classes)
+    edited(folder / "model.safetensors", lambda held: {**held, "head.weight": torch.zeros(3, 8)})
+    with pytest.raises(LowCoverageError) as caught:
+        run(classes).accelerator.load_state(str(folder))
+    lines = str(caught.value).splitlines()
+    assert len(lines) == len(set(lines))
+    assert [line.split()[0] for line in lines[1:]] == ["checkpoint", "cause", "next"]
+    assert lines[1].endswith(" · 10 keys")
+    assert (agent.last().model.keys, agent.last().checkpoint.keys) == (10, 10)
+    assert "Accelerator.load_state refused: 9 of 10 keys would load" in capfd.readouterr().err
+
+
+def test_keys_of_all_models_are_counted(agent: Agent, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "state", (Net, Head))
+    run((Net, Head)).accelerator.load_state(str(folder))
+    assert (agent.last().model.keys, agent.last().checkpoint.keys) == (12, 12)

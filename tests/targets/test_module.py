@@ -272,7 +272,7 @@ def test_align_mends_the_keys_and_says_so(agent: Agent, capfd: pytest.CaptureFix
     assert (report.verdict, codes(report, "info")) == ("ok", ["renamed_keys"])
     assert report.findings[0].text == '10 keys were aligned: strip the prefix "module.".'
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith("ckpt_sentry ✓ Module.load_state_dict  10 keys, 100 % · ")
+    assert line.startswith("ckpt_sentry ✓ Module.load_state_dict  10 keys of Net, 100 % · ")
     assert line.endswith(' · 10 keys were aligned: strip the prefix "module."')
 
 
