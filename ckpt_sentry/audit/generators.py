@@ -4,8 +4,8 @@ The text of an exception without generators, iterators, dict views and addresses
 `<generator object f.<locals>.<genexpr> at 0x7f…>` names nothing. The object itself still stands in the arguments of the
 exception or in a frame of its traceback, and is found there by its address. It is never advanced: an iterator is
 rebuilt from what it says of itself (`__reduce__`), a generator is run a second time, from its start, on the values in
-its frame. So a generator that was partly used is told whole. At most `MOST_ITEMS` are taken; what has no end, or cannot
-be had twice, is only named.
+its frame. So a generator that was partly used is told whole. At most `MOST_ITEMS` are taken; what has no end, cannot
+be had twice, or might have an effect (`audit.harmless`) is only named.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from ckpt_sentry.audit.escape import cut
 from ckpt_sentry.audit.fold import key_list
+from ckpt_sentry.audit.harmless import is_harmless, is_harmless_function
 from ckpt_sentry.guard import let_through
 
 MOST_ITEMS: Final = 10_000
@@ -37,6 +38,7 @@ _MOST_LOCALS: Final = 5_000
 _ADDRESS: Final = re.compile(r" at 0x([0-9a-fA-F]{1,16})>")
 _LONGEST_NAME: Final = 300
 _VIEW: Final = re.compile(r"\b(?:o?dict)_(?:keys|values|items)\(")
+_GENERATORS: Final = ("generator ", "async_generator ")
 _ENDLESS: Final = (itertools.count, itertools.cycle)
 _VIEWS: Final[tuple[type, ...]] = tuple(map(type, ({}.keys(), {}.values(), {}.items())))
 _COPIED: Final[tuple[type, ...]] = (list, tuple, dict, set, frozenset, str, bytes, range, *_VIEWS)
@@ -152,6 +154,8 @@ def _again(iterable: Any, depth: int) -> Iterator[object]:
         # Asked first: their `__reduce__` is gone from some versions, and warns in others.
         parts = iterable.__reduce__()[1]
         function = () if type(iterable) is zip else parts[:1]
+        if not all(map(is_harmless_function, function)):
+            raise _NoCopyError
         return iter(type(iterable)(*function, *(_again(part, depth - 1) for part in parts[len(function) :])))
     if type(iterable) is enumerate:
         parts = iterable.__reduce__()[1]
@@ -187,6 +191,9 @@ def _rerun(generator: types.GeneratorType[Any, Any, Any], depth: int) -> Iterato
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     if code.co_flags & _STARRED or _assigned(code) & set(names) or not all(name in values for name in names):
         raise _NoCopyError
+    used = [values[name] for name in (*names, *code.co_freevars) if name in values]
+    if not is_harmless(code, frame.f_globals, [_some(value, depth) for value in used]):
+        raise _NoCopyError
     arguments = {name: _own(values[name], depth) for name in names}
     # A variable of an outer function that has no value yet is an empty cell.
     free = [(values[name],) if name in values else () for name in code.co_freevars]
@@ -202,7 +209,18 @@ def _own(value: Any, depth: int) -> Any:
     """
     A value that a second run may use up: iterators get a copy, everything else is shared.
     """
-    return _again(value, depth) if hasattr(type(value), "__next__") else value
+    return _again(value, depth) if _is_iterator(value) else value
+
+
+def _some(value: Any, depth: int) -> Any:
+    """
+    What a second run walks over: of an iterator the first items.
+    """
+    return list(itertools.islice(_again(value, depth), _SHOWN_OBJECTS)) if _is_iterator(value) else value
+
+
+def _is_iterator(value: object) -> bool:
+    return hasattr(type(value), "__next__")
 
 
 def _assigned(code: types.CodeType) -> set[str]:
@@ -257,7 +275,7 @@ def _said(display: _Display, found: Mapping[int, object]) -> str:
     name = display.name.replace("<locals>.", "").replace("<", "").replace(">", "")
     value = found.get(display.address)
     if not hasattr(type(value), "__next__"):
-        return f"<{name}>" if not name.startswith("generator ") else f"<not expanded: {name}>"
+        return f"<not expanded: {name}>" if name.startswith(_GENERATORS) else f"<{name}>"
     items = items_of(value)
     # Not `<generator …`: a text that ends in such a display has told nothing.
     return f"<not expanded: {name}>" if items is None else listed(*items)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -122,6 +122,16 @@ def test_a_used_up_generator_is_named() -> None:
     text = text_of(load)
 
     assert text == ("absent: <not expanded: generator object test_a_used_up_generator_is_named.load.genexpr>")
+
+
+def test_an_asynchronous_generator_is_named() -> None:
+    async def items() -> AsyncIterator[int]:
+        yield 1
+
+    def load() -> None:
+        raise ValueError(f"{items()}")
+
+    assert text_of(load).startswith("<not expanded: async_generator object ")
 
 
 def test_the_arguments_of_the_exception_are_searched() -> None:
