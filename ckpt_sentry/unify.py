@@ -179,10 +179,25 @@ def _renamed(state_dict: Mapping[str, Any], mapping: Mapping[str, str]) -> dict[
         result[target] = value
     metadata = getattr(state_dict, "_metadata", None)
     if isinstance(metadata, Mapping):
-        paths = {key.rpartition(".")[0]: target.rpartition(".")[0] for key, target in mapping.items()}
+        paths = _moved_modules(mapping)
         moved = OrderedDict((paths.get(path, path), versions) for path, versions in metadata.items())
         result._metadata = moved  # type: ignore[attr-defined]  # noqa: SLF001 - torch's own place
     return result
+
+
+def _moved_modules(mapping: Mapping[str, str]) -> dict[str, str]:
+    """
+    Old to new paths of the modules that hold the renamed keys, and of those around them.
+    """
+    paths: dict[str, str] = {}
+    for key, target in mapping.items():
+        old, new = key.rpartition(".")[0], target.rpartition(".")[0]
+        while old not in paths:
+            paths[old] = new
+            (old, _, last), (new, _, same) = old.rpartition("."), new.rpartition(".")
+            if last != same:
+                break
+    return paths
 
 
 def _unexplained(state_dict: Mapping[str, Any], found: Examination) -> str:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from ckpt_sentry import Unified, unify_keys
 from ckpt_sentry.audit.examine import examine
@@ -154,3 +155,23 @@ def test_the_versions_of_modules_reach_the_load() -> None:
     assert unify_keys(wrapped, Net(counter=True))._metadata is None
     wrapped._metadata = OrderedDict((f"module.{path}", version) for path, version in saved._metadata.items())
     assert unify_keys(wrapped, Net(counter=True))._metadata["bn"] == {"version": 2}
+
+
+def test_versions_of_modules_move_along_with_what_is_around_them() -> None:
+    class Versioned(nn.Module):
+        _version = 2
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(2, 2)
+
+    wrapped, plain = nn.ModuleDict({"module": nn.ModuleDict({"part": Versioned()})}), nn.ModuleDict()
+    plain["part"] = Versioned()
+    for done in (unify_keys(wrapped.state_dict(), plain), unify_keys(wrapped.state_dict(), strip_prefix="module.")):
+        assert {path: held["version"] for path, held in done.state_dict._metadata.items()} == {
+            "": 1,
+            "part": 2,
+            "part.inner": 1,
+        }
+    added = unify_keys(plain.state_dict(), add_prefix="module.").state_dict._metadata
+    assert added["module.part"] == {"version": 2}

@@ -288,18 +288,29 @@ def _bare(
 
 def _choose(votes: Sequence[Vote]) -> list[Swap]:
     """
-    Take the best swaps, one for each old and each new name.
+    Take the best swaps, one for each old and each new name; none by which names would change places.
     """
     old: set[tuple[str, bool]] = set()
     new: set[tuple[str, bool]] = set()
     chosen: list[Swap] = []
     for vote in votes:
         swap = vote.swap
-        if (swap.old, swap.last) not in old and (swap.new, swap.last) not in new:
+        if (swap.old, swap.last) not in old and (swap.new, swap.last) not in new and not _circular(swap, chosen):
             old.add((swap.old, swap.last))
             new.add((swap.new, swap.last))
             chosen.append(swap)
     return chosen[:16]
+
+
+def _circular(swap: Swap, chosen: Sequence[Swap]) -> bool:
+    """
+    Whether a swap closes a circle: both sides know these names, and no name that both know is a new one for another.
+    """
+    leads = {other.old: other.new for other in chosen}
+    name: str | None = swap.new
+    while name is not None and name != swap.old:
+        name = leads.pop(name, None)
+    return name is not None
 
 
 def _alternatives(chosen: Sequence[Swap], votes: Sequence[Vote]) -> Iterator[tuple[Swap, ...]]:

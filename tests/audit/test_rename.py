@@ -194,3 +194,11 @@ def test_a_prefix_before_all_keys_is_found(model, prefix):
 def test_the_order_of_keys_does_not_matter(model, checkpoint):
     backwards = dict(reversed(model.items())), dict(reversed(checkpoint.items()))
     assert inferred(model, checkpoint) == inferred(*backwards)
+
+
+def test_names_do_not_change_places():
+    model = {"a.weight": tensor(2, 3), "b.weight": tensor(3, 2)}
+    assert inferred(model, {"module.a.weight": tensor(3, 2), "module.b.weight": tensor(2, 3)}) is None
+    three = {"a.weight": tensor(2), "b.weight": tensor(3), "c.weight": tensor(4)}
+    turned = {"module.a.weight": tensor(3), "module.b.weight": tensor(4), "module.c.weight": tensor(2)}
+    assert inferred(three, turned) is None
