@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from ckpt_sentry.checkpoints.regular import regular
 from ckpt_sentry.targets import device_map, module_facts, proof
 from ckpt_sentry.targets.proof import Holder
 
@@ -37,7 +38,7 @@ def contents(folder: object) -> Folder | None:
         file = os.path.join(path, "index.json")
         if os.path.getsize(file) > _MAX_INDEX:
             return None
-        with open(file, encoding="utf-8") as stream:
+        with open(file, encoding="utf-8", opener=regular) as stream:
             index = json.load(stream)
     except (OSError, TypeError, ValueError, RecursionError):
         return None

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import torch
+from torch.utils import _python_dispatch
 
 from ckpt_sentry.checkpoints import safetensors
 from ckpt_sentry.checkpoints.elements import (
@@ -72,7 +74,7 @@ def prove(holder: Holder, claims: Sequence[Claim], depth: Literal["sample", "ful
     """
     outcome = Outcome()
     count = SAMPLE_COUNT if len(claims) <= MANY else FEW
-    with Sampler() as sampler, torch.no_grad():
+    with Sampler() as sampler, _undisturbed():
         for name, slots in claims:
             held = holder.find(name)
             if held is None or not _comparable(held, slots):
@@ -101,7 +103,7 @@ def samples(holder: Holder, names: Iterable[str]) -> dict[str, tuple[float, ...]
     A few values of each tensor that a model holds now, to see later whether it has changed.
     """
     found = {}
-    with Sampler() as sampler, torch.no_grad():
+    with Sampler() as sampler, _undisturbed():
         for name in names:
             held = holder.find(name)
             if held is not None and _readable(held):
@@ -115,6 +117,20 @@ def vary(slots: Sequence[Slot]) -> bool:
     """
     with Sampler() as sampler:
         return len({repr(sampler.sample(slot, FEW).values) for slot in slots}) > 1
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """
+    Compute with plain tensors on their own devices, whatever the host has around its load: `torch.device("meta")`, a
+    mode that makes tensors fake, or one that counts operations.
+    """
+    with ExitStack() as stack:
+        if without_modes := getattr(_python_dispatch, "_disable_current_modes", None):
+            stack.enter_context(without_modes())
+        stack.enter_context(torch._C.DisableTorchFunction())
+        stack.enter_context(torch.no_grad())
+        yield
 
 
 class Holder:
@@ -204,12 +220,17 @@ def in_map(weights: Any, name: str) -> Held | None:
     if info is None:
         return None
     if (file := info.get("safetensors_file")) is not None:
-        return _header(os.fspath(file)).get(info.get("weight_name", key))
+        return _slots(os.fspath(file)).get(info.get("weight_name", key))
     return Slot(os.path.join(dataset.save_folder, f"{key}.dat"), str(info["dtype"]), tuple(info["shape"]), 0)
 
 
+def _slots(file: str) -> Mapping[str, Slot]:
+    status = os.stat(file)
+    return _header(file, (status.st_ino, status.st_size, status.st_mtime_ns))
+
+
 @lru_cache(maxsize=4)
-def _header(file: str) -> Mapping[str, Slot]:
+def _header(file: str, _state: tuple[int, int, int]) -> Mapping[str, Slot]:
     return safetensors.read(file).slots
 
 
@@ -280,9 +301,15 @@ def _compare(held: Held, slots: Sequence[Slot], sampler: Sampler, count: int) ->
     wanted = [sampler.sample(slot, count).values for slot in slots]
     dtype = getattr(torch, held.dtype) if isinstance(held, Slot) else held.dtype
     values = _held_values(held, sampler, count)
-    equal = any(_same(torch.tensor(saved, dtype=torch.float64).to(dtype).to(torch.float64), values) for saved in wanted)
+    equal = any(_same(_cast(saved, slot.dtype, dtype), values) for saved, slot in zip(wanted, slots, strict=True))
     shows = len(set(wanted[0])) > 1 or len(values) == 1
     return _Seen(equal, shows, equal and any(map(math.isnan, wanted[0])))
+
+
+def _cast(saved: Sequence[float], kind: str, dtype: torch.dtype) -> torch.Tensor:
+    values = torch.tensor(saved, dtype=torch.float64)
+    # The largest whole numbers are no float64: what is not cast is not to be rounded there and back.
+    return values if getattr(torch, kind) == dtype else values.to(dtype).to(torch.float64)
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

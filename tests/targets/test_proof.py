@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import itertools
+import os
 
 import pytest
 import torch
+from accelerate.utils.offload import OffloadedWeightsLoader
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ckpt_sentry.checkpoints import safetensors
+from ckpt_sentry.checkpoints import safetensors, state_file
 from ckpt_sentry.targets import offload, proof
 from ckpt_sentry.targets.proof import Claim, Holder
 
@@ -107,7 +110,7 @@ def test_any_of_several_places_may_have_filled_a_name(tmp_path):
 @pytest.mark.parametrize("depth", DEPTHS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_offloaded_values_are_read_where_they_lie(tmp_path, dtype, depth):
-    from accelerate.utils.offload import OffloadedWeightsLoader, PrefixedDataset, offload_state_dict
+    from accelerate.utils.offload import PrefixedDataset, offload_state_dict
 
     value = torch.randn(20, 30).to(dtype)
     offload_state_dict(tmp_path / "off", {"part.a": value})
@@ -129,3 +132,40 @@ def test_an_offload_folder_that_is_none(tmp_path):
     assert offload.contents(tmp_path) is None
     assert offload.contents(None) is None
     assert offload.contents(tmp_path / "nowhere") is None
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("name", ["a.safetensors", "a.bin"])
+def test_the_largest_whole_numbers_are_equal_to_themselves(tmp_path, name, depth):
+    value = torch.tensor([2**63 - 1, -(2**63), 2**53 + 1])
+    path = tmp_path / name
+    (save_file if name == "a.safetensors" else torch.save)({"a": value}, path)
+    slots = state_file.read(path).slots
+
+    assert proof.prove(Holder(holding(a=value.clone())), [Claim("a", (slots["a"],))], depth).differing == []
+
+
+@pytest.mark.parametrize("mode", [lambda: torch.device("meta"), FakeTensorMode], ids=["meta", "fake"])
+def test_modes_of_the_host_make_no_difference(tmp_path, mode):
+    proof._indices.cache_clear()
+    value = torch.randn(7, 11).half()
+    save_file({"a": value}, tmp_path / "model.safetensors")
+    claims = [Claim("a", (safetensors.read(tmp_path / "model.safetensors").slots["a"],))]
+    model = holding(a=value.float())
+    with mode():
+        assert proof.prove(Holder(model), claims, "sample").checked == ["a"]
+    assert proof.prove(Holder(model), claims, "sample").checked == ["a"]
+
+
+def test_a_file_that_was_written_anew_is_read_anew(tmp_path):
+    file = tmp_path / "weights.safetensors"
+    weights = OffloadedWeightsLoader(index={"a": {"safetensors_file": str(file), "weight_name": "a"}})
+    for tensors in ({"a": torch.zeros(2)}, {"a": torch.zeros(2).double(), "b": torch.zeros(3)}):
+        save_file(tensors, file)
+        assert proof.in_map(weights, "a") == safetensors.read(file).slots["a"]
+
+
+def test_a_pipe_in_the_place_of_the_index_of_an_offload_folder(tmp_path):
+    os.mkfifo(tmp_path / "index.json")
+
+    assert offload.contents(tmp_path) is None
