@@ -17,6 +17,7 @@ from ckpt_sentry.audit.coverage import coverage
 from ckpt_sentry.audit.escape import shown
 from ckpt_sentry.audit.examine import Examination, examine
 from ckpt_sentry.audit.inventory import Inventory
+from ckpt_sentry.audit.policy import MAY_BE_MISSING
 from ckpt_sentry.audit.report import Coverage, Finding
 from ckpt_sentry.checkpoints import dcp_metadata, folder
 from ckpt_sentry.checkpoints.errors import HeaderError
@@ -65,7 +66,7 @@ class LoadAuditor:
             LowCoverageError: too little would load.
         """
         wanted, held = inventory_of(model_keys), inventory_of(checkpoint_keys)
-        return self._judge("LoadAuditor.audit", wanted, held, Facts())
+        return self._judge("LoadAuditor.audit", _needed(model_keys, wanted, held), held, Facts())
 
     def check(self, model: Any, path: str | os.PathLike[str]) -> Coverage:
         """
@@ -84,8 +85,10 @@ class LoadAuditor:
             except (OSError, ValueError) as error:
                 found = error.finding() if isinstance(error, HeaderError) else _unreadable(error)
                 return self._judge("LoadAuditor.check", wanted, Inventory(), Facts(path=path, findings=(found,)))
-            return self._judge("LoadAuditor.check", wanted, Inventory(_part(entries, wanted)), Facts(path=path))
+            held = Inventory(_part(entries, wanted))
+            return self._judge("LoadAuditor.check", _needed(model, wanted, held), held, Facts(path=path))
         choice = folder.choose(path)
+        wanted = _needed(model, wanted, choice.inventory)
         return self._judge("LoadAuditor.check", wanted, choice.inventory, Facts(path=path, findings=choice.findings))
 
     def __enter__(self) -> Self:
@@ -104,12 +107,13 @@ class LoadAuditor:
         if error is not None:
             return
         entries = self._wanted.entries
-        came = {key: entries[key] for key in before.written(self._model) if key in entries}
-        self._judge("LoadAuditor", self._wanted, Inventory(came), Facts())
+        came = Inventory({key: entries[key] for key in before.written(self._model) if key in entries})
+        self._judge("LoadAuditor", _needed(self._model, self._wanted, came), came, Facts())
 
     def _judge(self, entry_point: str, wanted: Inventory, held: Inventory, facts: Facts) -> Coverage:
-        found = examine(*comparable(wanted, held), allow_missing=self.allow_missing)
-        self.coverage = _honest(found, wanted, self.allow_missing)
+        allowed = (*self.allow_missing, *MAY_BE_MISSING)
+        found = examine(*comparable(wanted, held), allow_missing=allowed)
+        self.coverage = _honest(found, wanted, allowed)
         if self.coverage.judged < self.min_coverage:
             from ckpt_sentry.targets import accelerate_text
 
@@ -117,6 +121,17 @@ class LoadAuditor:
             facts = replace(facts.examined(found), coverage=self.coverage)
             raise LowCoverageError(say(entry_point, facts, wanted, found.difference.missing, self.min_coverage))
         return self.coverage
+
+
+def _needed(model: Any, wanted: Inventory, held: Inventory) -> Inventory:
+    """
+    What has to be there by the word of the module itself, where it is at hand (see `model_state.without_needless`).
+    """
+    if not callable(getattr(model, "named_modules", None)):
+        return wanted
+    from ckpt_sentry.targets import model_state
+
+    return model_state.without_needless(model, wanted, held.entries)
 
 
 def _honest(found: Examination, wanted: Inventory, allow_missing: tuple[str, ...]) -> Coverage:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
+from torch import nn
 
 from ckpt_sentry import LoadAuditor, LowCoverageError, hooks
 from ckpt_sentry.audit.report import Coverage
@@ -179,3 +180,39 @@ def test_it_keeps_nothing_of_the_model_alive() -> None:
         model.load_state_dict(values(), assign=True)
         gc.collect()
         assert gone() is None
+
+
+@pytest.mark.parametrize("swapping", [True, False])
+def test_a_load_that_swaps_tensors_is_not_disturbed(monkeypatch: pytest.MonkeyPatch, *, swapping: bool) -> None:
+    monkeypatch.setattr(torch.__future__, "_swap_module_params_on_conversion", swapping)
+    model = Net()
+    with LoadAuditor(model=model) as auditor:
+        model.load_state_dict(values())
+    assert auditor.coverage == WHOLE
+
+
+def test_counters_of_batches_may_be_missing(tmp_path: Path) -> None:
+    model = Net(counter=True)
+    old = {key: value for key, value in values(counter=True).items() if "num_batches" not in key}
+    save_file(old, tmp_path / "model.safetensors")
+    for wanted in (model, model.state_dict(), list(model.state_dict())):
+        assert LoadAuditor().audit(wanted, old) == WHOLE
+    assert LoadAuditor().check(model, tmp_path) == WHOLE
+    with LoadAuditor(model=model) as auditor:
+        model.load_state_dict(old)
+    assert auditor.coverage == WHOLE
+
+
+def test_what_a_class_says_may_be_missing_is_not_wanted() -> None:
+    class Lenient(Net):
+        _keys_to_ignore_on_load_missing = (r"^head\.",)
+
+    assert LoadAuditor().audit(Lenient(), without("head")) == WHOLE
+
+
+def test_it_works_amid_other_modes() -> None:
+    model = nn.Linear(37, 3)
+    saved = nn.Linear(37, 3).state_dict()
+    with torch.device("meta"), LoadAuditor(model=model) as auditor:
+        model.load_state_dict(saved)
+    assert auditor.coverage == WHOLE

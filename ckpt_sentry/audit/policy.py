@@ -18,6 +18,9 @@ Reason = Literal["nothing", "too_little", "partial", "wrong_values"]
 MOST_GLOBS: Final = 4
 """More patterns than this are no setting but a list: then none is proposed."""
 
+MAY_BE_MISSING: Final = ("num_batches_tracked", "*.num_batches_tracked")
+"""Globs of keys whose absence says nothing: counters that BatchNorm got in torch 0.4.1 (batchnorm.py, `_version`)."""
+
 _NUMBER = re.compile(r"(?:^|(?<=\.))[0-9]+(?=\.|$)")
 _SPECIAL = re.compile(r"([*?[])")
 

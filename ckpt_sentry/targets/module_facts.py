@@ -17,9 +17,6 @@ from torch.nn.parameter import is_lazy
 from ckpt_sentry.audit.inventory import Entry, Inventory
 from ckpt_sentry.audit.report import CheckpointSummary, ModelSummary
 
-MAY_BE_MISSING = ("num_batches_tracked", "*.num_batches_tracked")
-"""Globs of keys whose absence says nothing: counters that BatchNorm got in torch 0.4.1 (batchnorm.py, `_version`)."""
-
 _EXTRA_STATE = "_extra_state"
 _NO_ENTRY = Entry(None, None)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)

@@ -2,7 +2,8 @@
 Which file a state dict came from, where this process itself read it with torch or safetensors.
 
 A plain dict cannot be referenced weakly, and people rename its keys into a new one anyway. So a few of its tensors are
-remembered, by identity and weakly: they travel with the values, and are forgotten as soon as the host lets them go.
+remembered, by identity: they travel with the values, and are forgotten as soon as the host lets them go. The weak
+reference is to the storage, since `torch.utils.swap_tensors` refuses a tensor that has one.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ MOST_DICTS = 16
 """Dicts one level down that are looked into: `state_dict`, `ema`, `optimizer`, …"""
 MOST_REMEMBERED = 4_096
 
-_known: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
-"""By the identity of a tensor: the tensor, and the path it was read from. An entry goes when the tensor does."""
+_known: dict[int, tuple[weakref.ref[torch.UntypedStorage], str]] = {}
+"""By the identity of a tensor: its storage, and the path it was read from. An entry goes when the storage does."""
 
 
 def path_of(file: Any) -> str | None:
@@ -46,8 +47,9 @@ def remember(loaded: Any, path: str) -> None:
     for tensor in _landmarks(loaded):
         if len(_known) >= MOST_REMEMBERED:
             return
-        place = id(tensor)
-        _known[place] = weakref.ref(tensor, _forgetter(place)), path
+        place, storage = id(tensor), storage_of(tensor)
+        if storage is not None:
+            _known[place] = weakref.ref(storage, _forgetter(place)), path
 
 
 def origin(state_dict: Mapping[Any, Any] | torch.Tensor) -> str | None:
@@ -58,9 +60,19 @@ def origin(state_dict: Mapping[Any, Any] | torch.Tensor) -> str | None:
         return None
     for tensor in _landmarks(state_dict):
         known = _known.get(id(tensor))
-        if known is not None and known[0]() is tensor:
+        if known is not None and known[0]() is storage_of(tensor):
             return known[1]
     return None
+
+
+def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """
+    What holds a tensor's values, always as the same object; None where it has nothing of the kind (sparse, packed).
+    """
+    try:
+        return tensor.untyped_storage()
+    except (RuntimeError, AttributeError):
+        return None
 
 
 def written(path: str) -> Finding | None:
@@ -86,7 +98,7 @@ def forget() -> None:
 def _forgetter(place: int) -> Any:
     forget_place = _known.pop
 
-    def gone(reference: weakref.ref[torch.Tensor]) -> None:
+    def gone(reference: weakref.ref[torch.UntypedStorage]) -> None:
         # The identity may belong to another tensor by now.
         known = _known.get(place)
         if known is not None and known[0] is reference:
@@ -99,17 +111,18 @@ def _landmarks(loaded: Any) -> Iterator[torch.Tensor]:
     if isinstance(loaded, torch.Tensor):
         yield loaded
         return
-    if not isinstance(loaded, Mapping):
+    # A mapping of another kind may read each value from a file when it is asked.
+    if not isinstance(loaded, dict):
         return
     yield from _edges(loaded)
     for value in islice(loaded.values(), MOST_DICTS):
-        if isinstance(value, Mapping):
+        if isinstance(value, dict):
             yield from _edges(value)
 
 
-def _edges(values: Mapping[Any, Any]) -> Iterator[torch.Tensor]:
+def _edges(values: dict[Any, Any]) -> Iterator[torch.Tensor]:
     yield from _tensors(islice(values.values(), EDGE))
-    if len(values) > EDGE and isinstance(values, dict):
+    if len(values) > EDGE:
         yield from _tensors(islice(reversed(values.values()), EDGE))
 
 

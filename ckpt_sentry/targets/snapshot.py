@@ -2,7 +2,8 @@
 Which tensors of a module have been written to since a moment, whoever wrote them and by whatever way.
 
 A loader either copies into a tensor, which then counts one version more, or puts another in its place. Loading the same
-values again is a load too: equal values alone prove nothing. Nothing of the module is kept alive.
+values again is a load too: equal values alone prove nothing. Nothing of the module is kept alive, nor is a tensor
+referenced weakly: `torch.utils.swap_tensors`, by which a loader may fill it, refuses one that is.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckpt_sentry.targets import module_facts, proof
+from ckpt_sentry.targets import module_facts, proof, provenance
 
 if TYPE_CHECKING:
     import torch
 
 
 class _Mark(NamedTuple):
-    tensor: weakref.ref[torch.Tensor]
+    tensor: int
+    storage: weakref.ref[torch.UntypedStorage] | None
     version: int | None
     address: int | None
 
@@ -44,7 +46,7 @@ class Snapshot:
             mark = self._marks.get(key)
             if value.device.type == "meta" and holder.find(key) is None:
                 continue
-            if mark is None or mark.tensor() is not value or (mark.version, mark.address) != _state(value):
+            if mark is None or not _is_same(mark, value) or (mark.version, mark.address) != _state(value):
                 yield key
             else:
                 unclear.append(key)
@@ -54,7 +56,14 @@ class Snapshot:
 
 
 def _mark(value: torch.Tensor) -> _Mark:
-    return _Mark(weakref.ref(value), *_state(value))
+    storage = provenance.storage_of(value)
+    return _Mark(id(value), None if storage is None else weakref.ref(storage), *_state(value))
+
+
+def _is_same(mark: _Mark, value: torch.Tensor) -> bool:
+    # The identity alone may be that of a tensor made since.
+    is_here = mark.storage is None or mark.storage() is provenance.storage_of(value)
+    return mark.tensor == id(value) and is_here
 
 
 def _state(value: torch.Tensor) -> tuple[int | None, int | None]:

@@ -129,3 +129,21 @@ def test_a_missing_file_needs_no_note(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         torch.load(tmp_path / "nope")
     assert not hasattr(caught.value, "__notes__")
+
+
+@pytest.mark.usefixtures("agent")
+def test_what_was_read_can_be_swapped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    torch.save(dict(Net().named_parameters()), tmp_path / "a.pt")
+    model = Net()
+    loaded = torch.load(tmp_path / "a.pt")
+    assert provenance.origin(loaded) == str(tmp_path / "a.pt")
+    model.load_state_dict(loaded, assign=True)
+    del loaded
+    monkeypatch.setattr(torch.__future__, "_swap_module_params_on_conversion", True)
+    assert model.double().head.weight.dtype is torch.float64
+
+
+@pytest.mark.usefixtures("agent")
+def test_what_has_no_storage_is_not_remembered(tmp_path: Path) -> None:
+    torch.save({"a": torch.eye(2).to_sparse()}, tmp_path / "a.pt")
+    assert provenance.origin(torch.load(tmp_path / "a.pt")) is None
