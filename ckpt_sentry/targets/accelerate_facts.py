@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
 
 from ckpt_sentry import config
 from ckpt_sentry.audit.examine import Examination, examine
@@ -234,6 +235,31 @@ def remember(call: Call) -> None:
     """
     call.is_deferred = True
     call.before = proof.samples(proof.Holder(call.model), call.wanted.entries)
+
+
+def known_changes(call: Call) -> Collection[str]:
+    """
+    What the hooks of this very model brought in, renamed or changed, when they were given the same keys before.
+
+    They do so again; that the values are what they were already is no sign of the contrary.
+    """
+    try:
+        return _changes.get(call.model, {}).get(frozenset(call.offered.entries), ())
+    except TypeError:  # a class that compares its modules by content cannot be looked up
+        return ()
+
+
+def remember_changes(call: Call, keys: Collection[str], names: Iterable[str]) -> None:
+    """
+    Note what the hooks of the model have made of these keys.
+    """
+    try:
+        _changes.setdefault(call.model, {})[frozenset(keys)] = frozenset(names)
+    except TypeError:
+        return
+
+
+_changes: WeakKeyDictionary[Any, dict[frozenset[str], frozenset[str]]] = WeakKeyDictionary()
 
 
 def add_supplied(call: Call, names: Mapping[str, str | None]) -> None:

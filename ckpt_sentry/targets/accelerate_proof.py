@@ -58,13 +58,15 @@ def prove(load: Load, call: Call) -> Proof | None:
     depth = config.settings().verify
     if depth == "off":
         return None
-    if call.is_deferred:
-        _count_renamed(load, call)
+    keys, known = call.offered.entries.keys(), accelerate_facts.known_changes(call) if call.is_deferred else ()
+    renamed = _count_renamed(load, call, known) if call.is_deferred else []
     holder = Holder(call.model, _folder_after(call))
     claims = _claims(call)
     outcome = proof.prove(holder, claims, depth)
     if call.is_deferred:
-        outcome.differing = _unchanged(call, outcome.differing)
+        differing = outcome.differing
+        outcome.differing = [name for name in _unchanged(call, differing) if name not in known]
+        accelerate_facts.remember_changes(call, keys, {*renamed, *differing} - set(outcome.differing))
     stale = _stale(call, holder)
     outcome.checked += stale
     outcome.differing += stale
@@ -110,17 +112,18 @@ def _slot(call: Call, name: str) -> Slot | None:
     return call.choice.slots.get(call.origins.get(name, name))
 
 
-def _count_renamed(load: Load, call: Call) -> None:
+def _count_renamed(load: Load, call: Call, known: Collection[str]) -> Sequence[str]:
     """
-    Count the keys as loaded that the model's own hooks brought in under other names: their values have changed.
+    Count the keys as loaded that the model's own hooks brought in under other names: their values have changed, or
+    did so before. Returns these.
     """
     difference = call.examination.difference if call.examination is not None else None
     if difference is None:
-        return
+        return []
     lacking = [*difference.missing, *(pair.key for pair in (*difference.mismatched, *difference.retyped))]
     now = proof.samples(Holder(call.model), lacking)
     varied = [name for name in lacking if name in now and len(set(now[name])) > 1]
-    entered = [name for name in lacking if name in now and now[name] != call.before.get(name)]
+    entered = [name for name in lacking if name in known or (name in now and now[name] != call.before.get(name))]
     if varied and set(varied) <= set(entered):
         # What has one value throughout shows nothing: it came with the rest.
         entered = lacking
@@ -129,6 +132,7 @@ def _count_renamed(load: Load, call: Call) -> None:
     if entered:
         accelerate_facts.add_supplied(call, {name: keys.get(name) for name in entered})
         accelerate_facts.compare(load, call)
+    return entered
 
 
 def _unchanged(call: Call, differing: Sequence[str]) -> list[str]:

@@ -97,7 +97,8 @@ def without_needless(model: torch.nn.Module, wanted: Inventory, supplied: Mappin
     What is wanted, without the keys that may be missing by the model's own word, where they are missing.
 
     Those are the patterns in `_keys_to_ignore_on_load_missing` (transformers), counters of batches, state that is no
-    tensor, and of a PEFT model that is given an adapter all but its adapter.
+    tensor, and of a PEFT model that is given an adapter all but its adapter. State of a kind that is not known before
+    (`_extra_state`, the parameters of a lazy module) is wanted as it is supplied.
     """
     patterns = _patterns(model, "_keys_to_ignore_on_load_missing")
     is_adapter = _is_adapter(model, wanted, supplied)
@@ -110,6 +111,11 @@ def without_needless(model: torch.nn.Module, wanted: Inventory, supplied: Mappin
             or any(pattern.search(name) for pattern in patterns)
         )
 
+    undecided = {
+        name: supplied[name] for name, entry in wanted.entries.items() if entry.shape is None and name in supplied
+    }
+    if undecided:
+        wanted = Inventory({**wanted.entries, **undecided}, wanted.ties)
     dropped = {name for name, entry in wanted.entries.items() if name not in supplied and needless(name, entry)}
     return _dropping(wanted, dropped) if dropped else wanted
 

@@ -25,7 +25,7 @@ from ckpt_sentry.targets import accelerate_text, module_judge, provenance, torch
 from ckpt_sentry.targets.exceptions import attach, describe
 from ckpt_sentry.targets.module import FILE
 from ckpt_sentry.targets.module_judge import Lists
-from ckpt_sentry.unify import align
+from ckpt_sentry.unify import Unified, align
 
 if TYPE_CHECKING:
     from torch import nn
@@ -71,7 +71,7 @@ _kinds = _Kinds()
 @dataclass(slots=True)
 class Call:
     """
-    One call, and how it ended: torch's lists, or the exception.
+    One call, and how it ended: torch's lists. Never the exception, whose traceback leads back here.
     """
 
     entry: Entry
@@ -87,7 +87,6 @@ class Call:
     """The dict's keys before the call, where it is known to change the dict."""
     began: float = field(default_factory=time.perf_counter)
     lists: Lists | None = None
-    error: BaseException | None = None
     aligned: Finding | None = None
     """What `CKPT_SENTRY_ALIGN=auto` has done to the keys."""
 
@@ -126,6 +125,8 @@ def enter(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call |
     module, state_dict = (given.get(name) for name in entry.parameters[:2])
     if module is None or not isinstance(state_dict, Mapping | Tensor):
         return None
+    if isinstance(state_dict, Unified):
+        state_dict = state_dict.state_dict
     if entry.fills_gaps and not _is_by_name(state_dict):
         return None
     options = given.get("options")
@@ -160,11 +161,15 @@ def end(call: Call, result: Any, error: BaseException | None) -> bool:
     Raises:
         LowCoverageError: the settings refuse what came in (or did not).
     """
-    call.error = error
-    call.lists = lists = _lists(result, error)
-    if lists is not None and (lists.missing or lists.unexpected) and _mended(call, lists):
+    again = False
+    try:
+        call.lists = lists = _lists(result, error)
+        again = lists is not None and bool(lists.missing or lists.unexpected) and _mended(call, lists)
+    finally:
+        if not again:
+            _inside.reset(call.token)
+    if again:
         return True
-    _inside.reset(call.token)
     if lists is None:
         _explain_shard(call, error)
         return False
@@ -295,13 +300,14 @@ def _whole(call: Call) -> None:
     kind = (call.module_class, hash(tuple(call.state_dict)), is_meta, call.aligned is not None)
     if not _kinds.is_new(_kinds.good, kind):
         return
-    _record(call, module_judge.whole(call.state_dict, is_meta=is_meta), call.state_dict, None)
+    _record(call, module_judge.whole(call.module, call.state_dict, is_meta=is_meta), call.state_dict, None)
 
 
 def _partial(call: Call, lists: Lists) -> None:
     is_part = not call.is_strict and not lists.unexpected
-    # Shards and adapters come one after the other: they are one kind.
-    kind = (call.module_class,) if is_part else _kind(call, lists)
+    # Shards and adapters come one after the other: they are one kind, as long as they bring in anything.
+    keys = len(call.state_dict)
+    kind = (call.module_class, keys + len(lists.missing), keys > 0) if is_part else _kind(call, lists)
     settings = config.settings()
     is_new = _kinds.is_new(_kinds.other, kind)
     if not is_new and settings.mode != "strict" and not call.is_strict:

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from ckpt_sentry import config
 from ckpt_sentry.audit.escape import shown
@@ -72,13 +73,13 @@ def lists_of(error: BaseException) -> Lists | None:
     return None
 
 
-def whole(state_dict: Mapping[Any, Any], *, is_meta: bool) -> Facts:
+def whole(module: torch.nn.Module, state_dict: Mapping[Any, Any], *, is_meta: bool) -> Facts:
     """
-    The facts of a load that lacked nothing, from the dict alone. `is_meta`: the module holds no values to load into.
+    The facts of a load that lacked nothing. `is_meta`: the module holds no values to load into.
     """
     # Counted without an inventory, whose shapes take long to ask for.
-    tensors = [value for value in state_dict.values() if isinstance(value, torch.Tensor)]
-    elements, size = sum(map(torch.numel, tensors)), sum(value.nbytes for value in tensors)
+    tensors = _tensors(module, state_dict)
+    elements, size = sum(map(torch.numel, tensors)), sum(value.numel() * value.element_size() for value in tensors)
     facts = replace(
         located(state_dict),
         checkpoint=CheckpointSummary(len(state_dict), elements, size),
@@ -87,6 +88,15 @@ def whole(state_dict: Mapping[Any, Any], *, is_meta: bool) -> Facts:
         utilisation=0.0 if is_meta else 1.0,
     )
     return facts.with_findings([_meta_left(len(state_dict))]) if is_meta else facts
+
+
+def _tensors(module: torch.nn.Module, state_dict: Mapping[Any, Any]) -> list[torch.Tensor]:
+    """
+    The tensors of a dict. A mapping of another kind may read each value from a file when it is asked: the module's own.
+    """
+    if isinstance(state_dict, dict):
+        return [value for value in state_dict.values() if isinstance(value, torch.Tensor)]
+    return [value for _, value in module_facts.tensors_of(module) if not is_lazy(value)]
 
 
 def judged(module: torch.nn.Module, state_dict: Mapping[Any, Any], lists: Lists, remedy: str = "") -> Judgement:
@@ -101,7 +111,7 @@ def judged(module: torch.nn.Module, state_dict: Mapping[Any, Any], lists: Lists,
         checkpoint=module_facts.checkpoint_summary(given),
         model=module_facts.model_summary(model),
     ).examined(found)
-    nested = nested_finding(state_dict, model, lists.unexpected)
+    nested = nested_finding(state_dict, model, lists.unexpected) if isinstance(state_dict, dict) else None
     if nested is not None:
         # That it holds no key of the model's follows from this.
         rest = (finding for finding in facts.findings if finding.code != "no_overlap")
@@ -192,7 +202,8 @@ def _examined(
     strange = {key: _NO_ENTRY for key in lists.missing if key not in wanted.entries}
     if strange:  # keys of classes that load in a way of their own
         wanted = Inventory({**wanted.entries, **strange}, wanted.ties)
-    given = module_facts.state_inventory(state_dict).entries
+    # Asking a mapping of another kind for its values may read them all from a file once more.
+    given = module_facts.state_inventory(state_dict).entries if isinstance(state_dict, dict) else {}
     missing = set(lists.missing)
     came = {key: given.get(key, entry) for key, entry in wanted.entries.items() if key not in missing}
     came.update((key, given.get(key, _NO_ENTRY)) for key in lists.unexpected)

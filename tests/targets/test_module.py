@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import contextlib
+import gc
 import inspect
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import set_model_state_dict
 
 from ckpt_sentry import LowCoverageError, hooks, loads
-from ckpt_sentry.audit.report import Coverage
+from ckpt_sentry.audit.report import Coverage, ModelSummary
 from ckpt_sentry.targets import module_calls
 from tests.targets.agents import Agent, codes, fresh, hooked
 from tests.targets.nets import Net, equal, renamed, values
@@ -334,3 +337,79 @@ def test_loads_in_several_threads_do_not_disturb_each_other(agent: Agent) -> Non
         thread.join()
     assert all(equal(model, values()) for model in models)
     assert {report.verdict for report in agent.reports()} == {"ok"}
+
+
+class Extra(nn.Linear):
+    def get_extra_state(self) -> torch.Tensor:
+        return torch.ones(3)
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        pass
+
+
+def test_extra_state_may_be_a_tensor(agent: Agent) -> None:
+    Extra(2, 2).load_state_dict({**Extra(2, 2).state_dict(), "more": torch.ones(1)}, strict=False)
+    assert (agent.last().verdict, codes(agent.last())) == ("ok", [])
+
+
+def test_sparse_tensors_are_counted(agent: Agent) -> None:
+    model = nn.Module()
+    model.register_buffer("table", torch.eye(3).to_sparse())
+    model.load_state_dict(model.state_dict())
+    assert agent.last().model == ModelSummary(1, 9, 36, "Module")
+
+
+@pytest.mark.parametrize("more", [{}, {"ema.x": torch.ones(1)}], ids=["whole", "more"])
+def test_a_mapping_is_not_asked_twice_for_its_values(agent: Agent, more: dict[str, torch.Tensor]) -> None:
+    class Lazy(Mapping[str, torch.Tensor]):
+        def __init__(self) -> None:
+            self.held, self.asked = {**values(), **more}, 0
+
+        def __getitem__(self, key: str) -> torch.Tensor:
+            self.asked += 1
+            return self.held[key]
+
+        def __iter__(self) -> Iterator[str]:
+            return iter(self.held)
+
+        def __len__(self) -> int:
+            return len(self.held)
+
+    lazy, model = Lazy(), Net()
+    model.load_state_dict(lazy, strict=False)
+    assert (lazy.asked, equal(model, values())) == (len(lazy), True)
+    assert (agent.last().verdict, agent.last().coverage) == ("ok", Coverage(1.0, 1.0))
+    assert agent.last().model == ModelSummary(10, 432, 1728, "Net")
+
+
+def test_nothing_after_a_part_is_said(agent: Agent) -> None:
+    model = Net()
+    model.load_state_dict(without("head"), strict=False)
+    model.load_state_dict({}, strict=False)
+    nn.Sequential(nn.Linear(2, 2)).load_state_dict({"0.weight": torch.ones(2, 2)}, strict=False)
+    nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).load_state_dict({"0.weight": torch.ones(2, 2)}, strict=False)
+    assert [report.verdict for report in agent.reports()] == ["partial", "no_op", "partial", "partial"]
+
+
+def test_a_refused_load_keeps_nothing_alive(agent: Agent) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        model = Net()
+        gone = weakref.ref(model)
+        with contextlib.suppress(RuntimeError):
+            model.load_state_dict(without("head"))
+        del model
+        assert gone() is None
+    finally:
+        gc.enable()
+    assert agent.last().verdict == "failed"
+
+
+def test_an_own_error_does_not_blind_the_agent(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(module_calls, "_lists", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            Net().load_state_dict(values())
+    Net().load_state_dict(values())
+    assert agent.last().verdict == "ok"
