@@ -179,7 +179,8 @@ def findings(index: Index, facts: IndexFacts) -> tuple[Finding, ...]:
     name = shown(os.path.basename(index.path))
     found = []
     if facts.absent:
-        keys = sum(file in facts.absent for file in index.weight_map.values())
+        absent = frozenset(facts.absent)
+        keys = sum(file in absent for file in index.weight_map.values())
         text = f"{len(facts.absent):,} of {len(index.files):,} shards that {name} names are not there: "
         text += f"{_some(facts.absent)} ({plural(keys, 'key')})"
         found.append(Finding("shard_missing", "error", text, "copy or download them again"))

@@ -12,6 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 
+from ckpt_sentry import unify_keys
 from ckpt_sentry.targets import provenance
 from tests.targets.agents import Agent, fresh, hooked
 from tests.targets.nets import Net, values
@@ -147,3 +148,9 @@ def test_what_was_read_can_be_swapped(monkeypatch: pytest.MonkeyPatch, tmp_path:
 def test_what_has_no_storage_is_not_remembered(tmp_path: Path) -> None:
     torch.save({"a": torch.eye(2).to_sparse()}, tmp_path / "a.pt")
     assert provenance.origin(torch.load(tmp_path / "a.pt")) is None
+
+
+def test_what_unify_keys_gives_has_its_path(agent: Agent, saved: Path) -> None:
+    loaded = unify_keys(torch.load(saved)["state_dict"], add_prefix="x.")
+    Net().load_state_dict(loaded, strict=False)
+    assert (agent.last().path, agent.last().verdict) == (str(saved), "no_op")
