@@ -18,11 +18,10 @@ from ckpt_sentry.audit.escape import shown
 from ckpt_sentry.audit.examine import Examination, examine
 from ckpt_sentry.audit.inventory import Inventory
 from ckpt_sentry.audit.policy import MAY_BE_MISSING
-from ckpt_sentry.audit.report import Coverage, Finding
+from ckpt_sentry.audit.report import Coverage, Facts, Finding
 from ckpt_sentry.checkpoints import dcp_metadata, folder
 from ckpt_sentry.checkpoints.errors import HeaderError
 from ckpt_sentry.errors import LowCoverageError
-from ckpt_sentry.loads import Facts
 from ckpt_sentry.unify import comparable, inventory_of
 
 if TYPE_CHECKING:

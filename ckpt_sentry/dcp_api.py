@@ -19,14 +19,13 @@ from ckpt_sentry.audit.examine import examine
 from ckpt_sentry.audit.fold import fold, folds
 from ckpt_sentry.audit.generators import MOST_ITEMS, readable
 from ckpt_sentry.audit.inventory import Entry, Inventory
-from ckpt_sentry.audit.report import Finding, LoadReport, ModelSummary, Shape
+from ckpt_sentry.audit.report import Facts, Finding, LoadReport, ModelSummary, Shape
 from ckpt_sentry.audit.verdict import verdict
 from ckpt_sentry.checkpoints import dcp, dcp_metadata
 from ckpt_sentry.checkpoints.dcp_metadata import DcpMetadata
 from ckpt_sentry.checkpoints.paths import mask
 from ckpt_sentry.checkpoints.step import Step, find_step, peek_step
 from ckpt_sentry.checkpoints.unpickle import UnreadablePickle
-from ckpt_sentry.loads import Facts
 
 if TYPE_CHECKING:
     from ckpt_sentry.audit.examine import Examination

@@ -12,85 +12,18 @@ from __future__ import annotations
 import threading
 import time
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ckpt_sentry import identity, outlets, stall
-from ckpt_sentry.audit.report import (
-    NO_KEYS,
-    CheckpointSummary,
-    Coverage,
-    DtypeCast,
-    Finding,
-    Framework,
-    Identity,
-    KeyList,
-    LoadError,
-    LoadReport,
-    ModelSummary,
-    Phase,
-    Proof,
-    Rename,
-    ShapeMismatch,
-    Verdict,
-)
+from ckpt_sentry.audit.report import Facts, Finding, Framework, Identity, LoadError, LoadReport, Phase, Verdict
 from ckpt_sentry.guard import contained
 from ckpt_sentry.telemetry.events import LoadFailing, LoadFinished, LoadStarted, PhaseEntered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from ckpt_sentry.audit.examine import Examination
+    from collections.abc import Callable
 
 _current: ContextVar[Load | None] = ContextVar("ckpt_sentry_load", default=None)
 SETUP = "setup"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """
-    What a target has observed of a load; the fields are those of `LoadReport`.
-    """
-
-    path: str | None = None
-    format: str | None = None
-    step: int | None = None
-    step_source: str | None = None
-    checkpoint: CheckpointSummary | None = None
-    model: ModelSummary | None = None
-    missing: KeyList = NO_KEYS
-    unexpected: KeyList = NO_KEYS
-    mismatched: tuple[ShapeMismatch, ...] = ()
-    casts: tuple[DtypeCast, ...] = ()
-    coverage: Coverage | None = None
-    utilisation: float | None = None
-    rename: Rename | None = None
-    findings: tuple[Finding, ...] = ()
-    proof: Proof | None = None
-    bytes_read: int = 0
-    key_digest: str | None = None
-
-    def examined(self, examination: Examination) -> Facts:
-        """
-        These facts with what `audit.examine` found in the keys, its findings before those already known.
-        """
-        return replace(
-            self,
-            missing=examination.missing,
-            unexpected=examination.unexpected,
-            mismatched=examination.mismatched,
-            casts=examination.casts,
-            coverage=examination.coverage,
-            utilisation=examination.utilisation,
-            rename=examination.rename,
-            findings=(*examination.findings, *self.findings),
-        )
-
-    def with_findings(self, findings: Iterable[Finding]) -> Facts:
-        """
-        These facts and more findings; one that is known already is not repeated.
-        """
-        return replace(self, findings=tuple(dict.fromkeys((*self.findings, *findings))))
 
 
 class Load:

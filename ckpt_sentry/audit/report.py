@@ -7,8 +7,13 @@ hold plain data only and survive `codec.dump` and `codec.restore` unchanged.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ckpt_sentry.audit.examine import Examination
 
 SCHEMA = "ckpt_sentry.load/1"
 
@@ -183,22 +188,11 @@ class ModelSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadReport:
+class Facts:
     """
-    What one rank knows about one load.
-
-    `load_id` is the same on all ranks of a load (32 hexadecimal digits, also the trace id); `ordinal` counts the
-    loads of this kind in the process, from 0. Times are seconds since the epoch.
+    What was observed of a load: the part of its report that a target fills.
     """
 
-    load_id: str
-    ordinal: int
-    identity: Identity
-    framework: Framework
-    entry_point: str
-    verdict: Verdict
-    started_at: float
-    ended_at: float
     path: str | None = None
     format: str | None = None
     step: int | None = None
@@ -214,13 +208,54 @@ class LoadReport:
     rename: Rename | None = None
     findings: tuple[Finding, ...] = ()
     proof: Proof | None = None
-    phases: tuple[Phase, ...] = ()
     bytes_read: int = 0
-    error: LoadError | None = None
     key_digest: str | None = None
     """
     A digest of the keys this rank asked for: of those at the top, "/", of all; the second part once they are known.
     """
+
+    def examined(self, examination: Examination) -> Facts:
+        """
+        These facts with what `audit.examine` found in the keys, its findings before those already known.
+        """
+        return replace(
+            self,
+            missing=examination.missing,
+            unexpected=examination.unexpected,
+            mismatched=examination.mismatched,
+            casts=examination.casts,
+            coverage=examination.coverage,
+            utilisation=examination.utilisation,
+            rename=examination.rename,
+            findings=(*examination.findings, *self.findings),
+        )
+
+    def with_findings(self, findings: Iterable[Finding]) -> Facts:
+        """
+        These facts and more findings; one that is known already is not repeated.
+        """
+        return replace(self, findings=tuple(dict.fromkeys((*self.findings, *findings))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadReport(Facts):
+    """
+    What one rank knows about one load.
+
+    `load_id` is the same on all ranks of a load (32 hexadecimal digits, also the trace id); `ordinal` counts the
+    loads of this kind in the process, from 0. Times are seconds since the epoch.
+    """
+
+    load_id: str
+    ordinal: int
+    identity: Identity
+    framework: Framework
+    entry_point: str
+    verdict: Verdict
+    started_at: float
+    ended_at: float
+    phases: tuple[Phase, ...] = ()
+    error: LoadError | None = None
     schema: str = SCHEMA
 
     @property

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ckpt_sentry.audit.inventory import Inventory
-    from ckpt_sentry.audit.report import Coverage, Finding, KeyList
-    from ckpt_sentry.loads import Facts
+    from ckpt_sentry.audit.report import Coverage, Facts, Finding, KeyList
 
 _SHOWN: Final = 6
 _CAUSES: Final = 3

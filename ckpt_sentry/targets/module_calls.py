@@ -30,7 +30,7 @@ from ckpt_sentry.unify import Unified, align
 if TYPE_CHECKING:
     from torch import nn
 
-    from ckpt_sentry.loads import Facts
+    from ckpt_sentry.audit.report import Facts
     from ckpt_sentry.targets.module import Entry
 
 MOST_KINDS: Final = 64

@@ -21,10 +21,9 @@ from ckpt_sentry.audit.findings import anew, renaming
 from ckpt_sentry.audit.findings import keys as count_keys
 from ckpt_sentry.audit.fold import key_list
 from ckpt_sentry.audit.inventory import Entry, Inventory
-from ckpt_sentry.audit.report import CheckpointSummary, Coverage, Finding, ModelSummary
+from ckpt_sentry.audit.report import CheckpointSummary, Coverage, Facts, Finding, ModelSummary
 from ckpt_sentry.checkpoints.paths import mask
 from ckpt_sentry.checkpoints.step import find_step
-from ckpt_sentry.loads import Facts
 from ckpt_sentry.targets import model_state, module_facts, provenance
 
 if TYPE_CHECKING:

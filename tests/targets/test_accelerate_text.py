@@ -5,8 +5,7 @@ from dataclasses import replace
 from ckpt_sentry.audit.examine import examine
 from ckpt_sentry.audit.fold import key_list
 from ckpt_sentry.audit.inventory import Entry, Inventory
-from ckpt_sentry.audit.report import Finding, Proof
-from ckpt_sentry.loads import Facts
+from ckpt_sentry.audit.report import Facts, Finding, Proof
 from ckpt_sentry.targets import accelerate_text
 
 KEYS = [f"layers.{i}.{name}.weight" for i in range(3) for name in ("mlp", "norm")]
