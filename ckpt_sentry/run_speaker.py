@@ -148,7 +148,7 @@ class Speaker:
         """
         with self._lock:
             gone = [who for who in self._vanished if self._aggregator.unexplained(who)]
-            amid = [who for who in gone if any(self._is_amid(load_id, who) for load_id in self._watches)]
+            amid = [who for who in gone if any(self._is_amid(load_id, who) for load_id in self._watched())]
             for place, who in enumerate(amid or gone[:1]):
                 how: Literal["stopped", "killed"] = "stopped" if place else "killed"
                 self.hear(RankEnded(identity=who, at=time.time(), how=how, signal=None if place else signal))
@@ -195,7 +195,7 @@ class Speaker:
         Say what is left: nothing more will come.
         """
         with self._lock:
-            for load_id in list(self._watches):
+            for load_id in self._watched():
                 self._say(load_id, settled=True)
             if self._source is not None:
                 for run_id, last in self._runs.items():
@@ -215,8 +215,10 @@ class Speaker:
             return
         self._ranks[who.node, who.pid] = who
         # Phases come on a way of their own, and what was not acknowledged comes again: no news of a load that was said.
-        anew = load_id in self._watches or self._aggregator.begins_anew(event)
-        is_news = anew or not self._aggregator.has_finished(load_id, who.rank)
+        anew = self._aggregator.begins_anew(event)
+        if anew:
+            self._settle_run(who.run_id)
+        is_news = anew or load_id in self._watches or not self._aggregator.has_finished(load_id, who.rank)
         self._aggregator.add(event, source=self._source or who.node)
         self._runs.setdefault(event.identity.run_id, None)
         _bound(self._runs, MOST_RUNS)
@@ -226,7 +228,7 @@ class Speaker:
 
     def _follow(self, load_id: str, event: Event) -> None:
         if not isinstance(event, LoadStalled):
-            self._first_rank = event.identity.rank - event.identity.local_rank
+            self._first_rank = max(0, event.identity.rank - event.identity.local_rank)
         now = time.monotonic()
         watch = self._watches.setdefault(load_id, _Watch(event.at, began=now, last=now))
         watch.last = now
@@ -257,8 +259,25 @@ class Speaker:
         return progress.started <= progress.finished and watch.quiet() > PARTIAL_SECONDS
 
     def _say_ready(self) -> None:
-        for load_id in [load_id for load_id in self._watches if self._is_ready(load_id)]:
-            self._say(load_id, settled=False)
+        for load_id in self._watched():
+            if self._is_ready(load_id):
+                self._say(load_id, settled=False)
+
+    def _watched(self) -> list[str]:
+        """
+        The loads that have not been said. One that the aggregator had to forget, among too many, never will be.
+        """
+        for load_id in [load_id for load_id in self._watches if self._aggregator.run_of(load_id) is None]:
+            del self._watches[load_id]
+        return list(self._watches)
+
+    def _settle_run(self, run_id: str) -> None:
+        """
+        Say what is left of a run: another that has its name begins.
+        """
+        for load_id in self._watched():
+            if self._aggregator.run_of(load_id) == run_id:
+                self._say(load_id, settled=True)
 
     @contained("run_speaker.say")
     def _say(self, load_id: str, *, settled: bool) -> None:

@@ -9,7 +9,7 @@ import pytest
 from ckpt_sentry import run_speaker
 from ckpt_sentry.audit.report import Identity, LoadError
 from ckpt_sentry.collector import records
-from ckpt_sentry.collector.aggregate import Aggregate
+from ckpt_sentry.collector.aggregate import Aggregate, Aggregator
 from ckpt_sentry.run_speaker import ANSWER_SECONDS, NO_STACK, PARTIAL_SECONDS, QUIET_SECONDS, Speaker
 from ckpt_sentry.telemetry import otlp_json
 from ckpt_sentry.telemetry.events import Event, RankEnded
@@ -119,6 +119,30 @@ def test_a_load_that_cannot_be_said_keeps_no_other_from_it(stage: Stage, monkeyp
     monkeypatch.setattr(stage.speaker._aggregator, "aggregate", aggregate)
     stage.speaker.settle()
     assert [one.load_id for one in stage.reports] == ["b" * 32]
+
+
+def test_a_run_that_begins_anew_is_heard_and_what_was_left_of_the_last_one_is_said(stage: Stage) -> None:
+    stage.hear(started(0, 2), finished(1, 2, verdict="failed", error=ERROR), over(ok=False))
+    assert stage.reports == []
+    stage.hear(started(0, 2, at=200.0), started(1, 2, at=200.0))
+    assert stage.verdicts == ["failed"]
+    stage.hear(finished(0, 2, started_at=200.0, ended_at=201.0), finished(1, 2, started_at=200.0, ended_at=201.0))
+    assert stage.verdicts == ["failed", "ok"]
+
+
+def test_loads_that_had_to_be_forgotten_keep_no_other_from_being_said(stage: Stage) -> None:
+    stage.speaker._aggregator = Aggregator(max_loads=1)
+    stage.hear(failing(1, ERROR, 2), started(0, 2, load="b" * 32))
+    stage.after(QUIET_SECONDS + 1)
+    stage.speaker.blame("SIGKILL")
+    stage.speaker.settle()
+    assert [one.load_id for one in stage.reports] == ["b" * 32]
+
+
+def test_ranks_are_expected_from_0_on_whatever_a_worker_says_of_itself(stage: Stage) -> None:
+    stage.hear(replace(finished(0, 2), identity=replace(who(0, 2), local_rank=5)))
+    stage.speaker.settle()
+    assert [one.ranks_reported for one in stage.reports] == ["0"]
 
 
 def test_a_failed_load_waits_for_the_end_of_the_job(stage: Stage) -> None:

@@ -164,6 +164,13 @@ class Aggregator:
         end = self._attempt(who.run_id, who.attempt).ends.get(who.rank)
         return end is None or (end.event.how == "exited" and end.event.exit_code is None)
 
+    def run_of(self, load_id: str) -> str | None:
+        """
+        The run of a load; None where the load is not known (any more).
+        """
+        state = self._loads.get(load_id)
+        return None if state is None else state.identity.run_id
+
     def has_finished(self, load_id: str | None, rank: int) -> bool:
         """
         Whether a rank has reported the end of a load. False for an unknown load.
