@@ -41,7 +41,7 @@ _MOST_FILES: Final = 256
 """Shards whose headers are read: of a checkpoint with more the loading info says enough."""
 
 
-def begin(model_class: Any, name: Any) -> Load | None:
+def begin(model_class: Any, name: Any, key_mapping: Any = None) -> Load | None:
     """
     Open the load of `model_class.from_pretrained(name)`. The name is a folder, or one on the hub.
     """
@@ -53,6 +53,7 @@ def begin(model_class: Any, name: Any) -> Load | None:
     load = loads.begin("transformers", f"{model_class.__name__}.from_pretrained", masked)
     if load is not None:
         load.notes["folder"] = local
+        load.notes["renamed"] = tuple(map(str, key_mapping or ()))
         load.facts = replace(load.facts, step=step.value if step else None, step_source=step.source if step else None)
     return load
 
@@ -265,9 +266,13 @@ def _prove(load: Load, model: Any, load_config: Any, lost: Collection[str]) -> N
     depth = config.settings().verify
     if depth == "off" or getattr(load_config, "hf_quantizer", None) is not None or not load.notes.get("files"):
         return
+    # What the caller renames goes elsewhere, and another's value may come in its place.
+    renamed = load.notes["renamed"]
     slots = {key: slot for file in _state_files(load) for key, slot in file.slots.items()}
     claims = [
-        proof.Claim(key, (slots[key],)) for key in load.notes["wanted"].entries if key in slots and key not in lost
+        proof.Claim(key, (slots[key],))
+        for key in load.notes["wanted"].entries
+        if key in slots and key not in lost and not any(re.search(pattern, key) for pattern in renamed)
     ]
     outcome = proof.prove(proof.Holder(model), claims, depth)
     load.facts = replace(load.facts, proof=Proof(len(outcome.checked), key_list(outcome.differing)))

@@ -225,3 +225,12 @@ def test_an_error_of_another_kind_stays_what_it_is(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="torch_dtyp") as caught:
         transformers.LlamaForCausalLM.from_pretrained(saved(llama(), tmp_path / "m"), torch_dtyp="float16")
     assert codes(caught.value.ckpt_sentry) == ["rank_raised"]
+
+
+def test_a_mapping_may_let_names_change_places(agent: Agent, tmp_path: Path) -> None:
+    folder = saved(llama(), tmp_path / "m")
+    layers = {r"layers\.0\.": "layers.T.", r"layers\.1\.": "layers.0.", r"layers\.T\.": "layers.1."}
+    model = transformers.LlamaForCausalLM.from_pretrained(folder, key_mapping=layers)
+    key = "model.layers.{}.mlp.up_proj.weight"
+    assert torch.equal(model.state_dict()[key.format(0)], load_file(folder / "model.safetensors")[key.format(1)])
+    assert (agent.last().verdict, codes(agent.last()), agent.last().proof.checked) == ("ok", [], 3)
