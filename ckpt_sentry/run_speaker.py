@@ -255,8 +255,10 @@ class Speaker:
         watch = self._watches[load_id]
         if self._is_complete(load_id):
             return not watch.raised or self._aggregator.is_past(load_id) or watch.quiet() > QUIET_SECONDS
+        if watch.quiet() <= PARTIAL_SECONDS:
+            return False
         progress = self._aggregator.progress(load_id)
-        return progress.started <= progress.finished and watch.quiet() > PARTIAL_SECONDS
+        return progress.started <= progress.finished
 
     def _say_ready(self) -> None:
         for load_id in self._watched():
@@ -287,8 +289,9 @@ class Speaker:
         if aggregate is None:
             return
         self._runs[aggregate.run_id] = aggregate
-        # Of several nodes the first one says that all is well.
-        if not (good and aggregate.verdict == "ok" and self._first_rank):
+        # Of the launchers of several nodes the first one says that all is well. A collector speaks for all of them.
+        is_second = self._source is not None and self._first_rank
+        if not (good and aggregate.verdict == "ok" and is_second):
             say(aggregate)
         if complete and good:
             self._forget(load_id)

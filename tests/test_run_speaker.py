@@ -185,6 +185,15 @@ def test_a_load_of_some_ranks_is_said_after_some_silence(stage: Stage) -> None:
     assert [one.ranks_reported for one in stage.reports] == ["0"]
 
 
+def test_a_collector_says_that_all_is_well_whichever_node_is_the_last(stage: Stage) -> None:
+    stage.made(None, source=None)
+    stage.hear(*(replace(started(rank, 2), identity=who(rank, 2, node=f"node{rank}", local=0)) for rank in (0, 1)))
+    for rank in (0, 1):
+        me = who(rank, 2, node=f"node{rank}", local=0)
+        stage.hear(finished(rank, 2, identity=me))
+    assert [(one.verdict, one.ranks_reported) for one in stage.reports] == [("ok", "0-1")]
+
+
 def test_of_several_nodes_the_first_says_that_all_is_well(stage: Stage) -> None:
     second = replace(finished(1, 2), identity=who(1, 2, local=0))
     stage.made(1)

@@ -225,6 +225,11 @@ class Aggregator:
         state = self._loads.get(load_id)
         if state is None or not state.phases:
             return False
+        attempt = self._attempt_of(state)
+        fewest = len(state.phases if expected is None else expected)
+        # Asked at each event of each rank: it must not look at all ranks each time.
+        if not (attempt.superseded or attempt.over) and len(state.finished) + len(attempt.ends) < fewest:
+            return False
         story = self._story(state, expected, settled=False)
         wanted = state.reach if expected is None else expected
         return all(rank in state.finished or story.is_over(rank) for rank in wanted)
@@ -246,10 +251,12 @@ class Aggregator:
         return _summarise(state, self._story(state, expected, settled=settled))
 
     def _story(self, state: LoadState, expected: Collection[int] | None, *, settled: bool) -> Story:
-        who = state.identity
-        attempt = self._attempts.get((who.run_id + state.aside, who.attempt)) or Attempt(set())
         wanted = state.reach if expected is None else expected
-        return Story(state, attempt, wanted, self._order_by, settled=settled)
+        return Story(state, self._attempt_of(state), wanted, self._order_by, settled=settled)
+
+    def _attempt_of(self, state: LoadState) -> Attempt:
+        who = state.identity
+        return self._attempts.get((who.run_id + state.aside, who.attempt)) or Attempt(set())
 
 
 def _summarise(state: LoadState, story: Story) -> Aggregate:

@@ -457,3 +457,17 @@ def test_the_wording_of_a_lost_peer_does_not_split_a_group() -> None:
     one = seen(*(finished(r, 2, verdict="failed", error=lost[r], findings=(finds[r],)) for r in range(2)))
     assert [group.ranks for group in one.groups] == ["0-1"]
     assert codes(one) == {"peer_failed": "0-1"}
+
+
+def test_whether_a_load_is_complete_is_told_without_a_look_at_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    aggregator = Aggregator()
+    for rank in range(4):
+        aggregator.add(started(rank))
+    monkeypatch.setattr(Aggregator, "_story", None)
+    for rank in range(3):
+        aggregator.add(finished(rank))
+        assert not aggregator.complete(LOAD)
+        assert not aggregator.complete(LOAD, range(4))
+    monkeypatch.undo()
+    aggregator.add(finished(3))
+    assert aggregator.complete(LOAD)
