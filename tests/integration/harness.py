@@ -4,13 +4,18 @@ Runs real programs with and without the agent and reads what it recorded.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
 TIMEOUT = 120
@@ -85,7 +90,39 @@ def run(
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     line = [sys.executable, *flags, *launcher, str(PROGRAMS / program), *words]
     environ = environment(**{"CKPT_SENTRY": "1", "CKPT_SENTRY_DIR": str(records)} | settings)
-    done = subprocess.run(
-        line, env=environ, capture_output=True, text=True, errors="replace", check=False, timeout=TIMEOUT
+    return finish(line, environ, records)
+
+
+def finish(line: Sequence[str], environ: Mapping[str, str], records: Path) -> Outcome:
+    """
+    Run a command line to its end; where that does not come, it is killed with all that it has started.
+
+    A launcher's workers are no members of its group, and would keep its pipes open.
+    """
+    process = subprocess.Popen(
+        line, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
     )
-    return Outcome(done.returncode, done.stdout, done.stderr, records)
+    try:
+        out, err = process.communicate(timeout=TIMEOUT)
+    except subprocess.TimeoutExpired:
+        for pid in (process.pid, *descendants(process.pid)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        out, err = process.communicate()
+        message = f"no end after {TIMEOUT} s: {err[-2000:]}"
+        raise AssertionError(message) from None
+    return Outcome(process.returncode, out, err, records)
+
+
+def descendants(pid: int) -> list[int]:
+    """
+    All processes that a process has started, and they in turn, as far as they still hang together.
+    """
+    listing = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    parents = [(int(child), int(parent)) for child, parent in map(str.split, listing.splitlines())]
+    found, wanted = [], [pid]
+    while wanted:
+        children = [child for child, parent in parents if parent == wanted[0]]
+        wanted = [*wanted[1:], *children]
+        found += children
+    return found

@@ -4,15 +4,12 @@ Runs `tests/programs/rank_ends.py` under launchers, and says how its ranks ended
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.integration.harness import PROGRAMS, TIMEOUT, Outcome, environment
+from tests.integration.harness import PROGRAMS, Outcome, environment, finish
 
 PROGRAM = str(PROGRAMS / "rank_ends.py")
 CKPT_SENTRY = (sys.executable, "-m", "ckpt_sentry")
@@ -25,17 +22,7 @@ def launch(line: Sequence[str], folder: Path, **settings: str) -> Outcome:
     """
     records = folder / "records"
     environ = environment(**{"CKPT_SENTRY": "1", "CKPT_SENTRY_DIR": str(records)} | settings)
-    process = subprocess.Popen(
-        line, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
-        start_new_session=True,
-    )  # fmt: skip
-    try:
-        out, err = process.communicate(timeout=TIMEOUT)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        out, err = process.communicate()
-        raise AssertionError(err[-2000:]) from None
-    return Outcome(process.returncode, out, err, records)
+    return finish(line, environ, records)
 
 
 def last(outcome: Outcome) -> dict[str, Any]:

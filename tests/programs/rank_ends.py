@@ -102,7 +102,12 @@ if __name__ == "__main__":
     if "OMPI_COMM_WORLD_RANK" in os.environ:
         os.environ["RANK"] = os.environ["OMPI_COMM_WORLD_RANK"]
         os.environ["WORLD_SIZE"] = os.environ["OMPI_COMM_WORLD_SIZE"]
-    dist.init_process_group("gloo", timeout=timedelta(seconds=float(os.environ.get("PG_TIMEOUT", "60"))))
+    options: dict[str, Any] = {"timeout": timedelta(seconds=float(os.environ.get("PG_TIMEOUT", "60")))}
+    if RESTARTS:
+        # torchrun's store still holds the addresses of the attempt before: gloo now and then waits for those for ever.
+        options |= {"init_method": f"file://{FOLDER}/rendezvous-{RESTARTS}", "rank": int(os.environ["RANK"])}
+        options["world_size"] = int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", **options)
     main()
     sys.stdout.flush()
     os._exit(0)
