@@ -126,12 +126,12 @@ def fresh_settings() -> Iterator[None]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Iterator[None]:
     """
-    Under `CKPT_SENTRY_NO_SKIP`, as in CI, a tool that is missing is a failure.
+    Under `NO_SKIP`, as in CI, a tool that is missing is a failure.
     """
     report = yield
-    if report.skipped and os.environ.get("CKPT_SENTRY_NO_SKIP"):
+    if report.skipped and os.environ.get("NO_SKIP"):
         reason = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
         if not any(known in reason for known in OF_THE_MACHINE):
             report.outcome = "failed"
-            report.longrepr = f"{reason} (CKPT_SENTRY_NO_SKIP is set)"
+            report.longrepr = f"{reason} (NO_SKIP is set)"
     return report
