@@ -23,7 +23,7 @@ WHOLE: Final = 4_096
 RUNS: Final = 16
 RUN: Final = 64
 """Elements of one run."""
-MOST_TENSORS: Final = 512
+MOST_TENSORS: Final = 256
 BYTES_A_TENSOR: Final = 2**20
 """For each of these bytes that the load has read, one tensor more is looked at: a look costs microseconds."""
 MOST_OBJECTS: Final = 1_024

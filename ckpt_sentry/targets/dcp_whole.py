@@ -8,6 +8,7 @@ A good load pays for this one pass. Where it finds anything else, `dcp_facts` ta
 from __future__ import annotations
 
 from itertools import compress
+from operator import attrgetter, eq, is_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -68,11 +69,18 @@ class _Sizes(NamedTuple):
     local_bytes: int
 
 
+_SHAPE, _SIZE = attrgetter("shape"), attrgetter("size")
+_DTYPE, _SAVED_DTYPE = attrgetter("dtype"), attrgetter("properties.dtype")
+
+
 def _are_same(tensors: list[Any], told: list[Any]) -> bool:
+    """
+    Whether shapes and types agree. Nothing is kept meanwhile: 100,000 shapes at once would wake the garbage collector.
+    """
     try:
-        return [value.shape for value in tensors] == [one.size for one in told] and [
-            value.dtype for value in tensors
-        ] == [one.properties.dtype for one in told]
+        return all(map(eq, map(_SHAPE, tensors), map(_SIZE, told))) and all(
+            map(is_, map(_DTYPE, tensors), map(_SAVED_DTYPE, told))
+        )
     except AttributeError:  # not a tensor over there
         return False
 
