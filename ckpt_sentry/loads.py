@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _current: ContextVar[Load | None] = ContextVar("ckpt_sentry_load", default=None)
+
+within = _current.get
+"""As `current`, but of a load that is over in a copied context too: for what a load calls once for each tensor."""
+
 SETUP = "setup"
 
 

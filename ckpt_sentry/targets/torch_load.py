@@ -38,12 +38,12 @@ def instrument_safetensors(module: ModuleType) -> None:
 
 
 def _reader(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
-    current, came, failed = loads.current, _came, _failed
+    within, came, failed = loads.within, _came, _failed
 
     @functools.wraps(original)
     def read(*args: Any, **kwargs: Any) -> Any:
         # Within a load its target knows the files; DCP comes here once for each tensor.
-        if not patch.active or current() is not None:
+        if not patch.active or within() is not None:
             return original(*args, **kwargs)
         try:
             loaded = original(*args, **kwargs)
