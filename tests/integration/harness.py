@@ -126,3 +126,19 @@ def descendants(pid: int) -> list[int]:
         wanted = [*wanted[1:], *children]
         found += children
     return found
+
+
+def chaos(program: str, records: Path, **settings: str) -> dict[str, Any]:
+    """
+    What a program that breaks each function of the agent in turn has found (see `tests/chaos.py`).
+    """
+    done = subprocess.run(
+        [sys.executable, str(PROGRAMS / program)],
+        env=environment(**{"CKPT_SENTRY_DIR": str(records)} | settings),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])

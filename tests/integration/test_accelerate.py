@@ -4,9 +4,6 @@ Real loads by accelerate, from the environment variable to the report.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -238,17 +235,8 @@ def test_names_that_were_bound_before_the_agent_came(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_no_broken_function_reaches_a_load_by_accelerate(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(harness.PROGRAMS / "accelerate_chaos.py")],
-        env=harness.environment(CKPT_SENTRY="1", CKPT_SENTRY_DIR=str(tmp_path)),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
+    result = harness.chaos("accelerate_chaos.py", tmp_path, CKPT_SENTRY="1")
 
-    assert done.returncode == 0, done.stderr[-2000:]
-    result = json.loads(done.stdout.splitlines()[-1])
     assert result["different"] == []
     assert result["points"] > result["reached"] >= 100
 

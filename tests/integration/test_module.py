@@ -4,8 +4,6 @@ Loads by nn.Module alone, from the environment variable to the report, with and 
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -59,15 +57,7 @@ def test_the_traceback_has_the_rule(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_no_broken_function_reaches_a_load(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(harness.PROGRAMS / "module_chaos.py")],
-        env=harness.environment(CKPT_SENTRY_DIR=str(tmp_path)),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    result = json.loads(done.stdout.splitlines()[-1])
+    result = harness.chaos("module_chaos.py", tmp_path)
+
     assert result["different"] == []
     assert result["reached"] >= 60
