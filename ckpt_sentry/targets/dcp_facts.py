@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections import Counter
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,9 +33,13 @@ if TYPE_CHECKING:
 MOST_STORAGE_ITEMS = 200_000
 """Above this many stored chunks (a checkpoint of thousands of ranks) files are not counted: it would cost seconds."""
 
+MOST_WHOLE_ITEMS = 4_000
+"""The same for a load that is as it should be: nobody waits for that number, and a thousandth of the load is a lot."""
+
 MOST_TOP_KEYS = 1_000
 """Above this many keys a state dict is flat, and its keys are digested when they are compared anyway."""
 
+_RELATIVE_PATH = attrgetter("relative_path")
 _TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -106,7 +111,7 @@ def note_plan(load: Load, plan: Any) -> None:
     load.facts = replace(load.facts, key_digest=f"{(load.facts.key_digest or '').partition('/')[0]}/{_digest(wanted)}")
     load.notes["partial"] = bool(getattr(planner, "allow_partial_load", False))
     load.notes["types"] = {} if plan is None else dcp_values.types_of(wanted)
-    seen_whole = whole(wanted, metadata.state_dict_metadata, plan)
+    seen_whole = whole(wanted, metadata.state_dict_metadata, plan, planner)
     if seen_whole is None:
         _take_apart(load, wanted, metadata, plan)
     else:
@@ -117,7 +122,7 @@ def note_plan(load: Load, plan: Any) -> None:
 def _note_whole(load: Load, seen: Whole, metadata: Any) -> None:
     load.facts = replace(
         load.facts,
-        checkpoint=_summary((seen.keys, seen.elements, seen.bytes), metadata),
+        checkpoint=_summary((seen.keys, seen.elements, seen.bytes), metadata, MOST_WHOLE_ITEMS),
         model=ModelSummary(seen.keys, seen.elements, seen.bytes),
         bytes_read=seen.bytes_read,
         coverage=Coverage(1.0, 1.0),
@@ -137,7 +142,7 @@ def _take_apart(load: Load, wanted: Mapping[str, Any], metadata: Any, plan: Any)
     examination = examine(model, checkpoint, allow_missing=settings.allow_missing, read_fractions=fractions)
     load.facts = replace(
         load.facts,
-        checkpoint=_summary(_totals(checkpoint.entries.values()), metadata),
+        checkpoint=_summary(_totals(checkpoint.entries.values()), metadata, MOST_STORAGE_ITEMS),
         model=ModelSummary(*_totals(model.entries.values())),
         bytes_read=bytes_read,
     ).examined(replace(examination, findings=dcp_keys.findings(examination, metadata.planner_data)))
@@ -298,12 +303,12 @@ def _totals(entries: Iterable[Entry]) -> tuple[int, int, int]:
     return len(entries), elements, sum(n * by_id[key].nbytes for key, n in counts.items())
 
 
-def _summary(totals: tuple[int, int, int], metadata: Any) -> CheckpointSummary:
+def _summary(totals: tuple[int, int, int], metadata: Any, most: int) -> CheckpointSummary:
     keys, elements, size = totals
     stored = getattr(metadata, "storage_data", None)
     files = None
-    if isinstance(stored, dict) and 0 < len(stored) <= MOST_STORAGE_ITEMS:
-        files = {getattr(info, "relative_path", None) for info in stored.values()} - {None}
+    if isinstance(stored, dict) and 0 < len(stored) <= most:
+        files = _files(stored.values())
     saved_path = getattr(getattr(metadata, "storage_meta", None), "checkpoint_id", None)
     return CheckpointSummary(
         keys=keys,
@@ -313,6 +318,13 @@ def _summary(totals: tuple[int, int, int], metadata: Any) -> CheckpointSummary:
         saved_path=None if saved_path is None else mask(str(saved_path)),
         saved_by=_writers(files) if files else None,
     )
+
+
+def _files(places: Iterable[Any]) -> set[Any] | None:
+    try:
+        return set(map(_RELATIVE_PATH, places))
+    except AttributeError:  # a reader's own storage data
+        return None
 
 
 def _writers(files: set[Any]) -> int | None:

@@ -23,13 +23,14 @@ WHOLE: Final = 4_096
 RUNS: Final = 16
 RUN: Final = 64
 """Elements of one run."""
-MOST_TENSORS: Final = 256
+MOST_TENSORS: Final = 128
 BYTES_A_TENSOR: Final = 2**20
 """For each of these bytes that the load has read, one tensor more is looked at: a look costs microseconds."""
 MOST_OBJECTS: Final = 1_024
 
 _FLOATS: Final = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _SHOWN_BYTES: Final = 200
+_USUAL: Final = frozenset({torch.Tensor, torch.nn.Parameter, type(None)})
 
 
 def types_of(state_dict: Mapping[str, Any]) -> dict[str, type]:
@@ -38,8 +39,9 @@ def types_of(state_dict: Mapping[str, Any]) -> dict[str, type]:
     """
     found = {}
     for key, value in state_dict.items():
-        if value is not None and not isinstance(value, torch.Tensor) and not hasattr(value, "local_shards"):
-            found[key] = type(value)
+        kind = type(value)
+        if kind not in _USUAL and not issubclass(kind, torch.Tensor) and not hasattr(value, "local_shards"):
+            found[key] = kind
             if len(found) == MOST_OBJECTS:
                 break
     return found
@@ -94,8 +96,8 @@ def _local(value: Any) -> Sequence[torch.Tensor]:
     """
     The parts of a tensor that this rank holds: of a DTensor its own, of a ShardedTensor its shards.
     """
-    if type(value) in (torch.Tensor, torch.nn.Parameter):
-        return (value,)
+    if type(value) in _USUAL:
+        return () if value is None else (value,)
     if isinstance(part := getattr(value, "_local_tensor", None), torch.Tensor):
         return (part,)
     if callable(shards := getattr(value, "local_shards", None)):
