@@ -13,7 +13,6 @@ import os
 import stat
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from io import FileIO
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -42,8 +41,7 @@ class Sample(NamedTuple):
     values: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """
     Where a tensor's elements lie: `offset` in bytes, `strides` in elements (None for a contiguous tensor).
 
@@ -203,11 +201,16 @@ class Sampler:
             raise ValueError(f"elements of type {slot.dtype} cannot be read in place")
         size, decode = DECODERS[slot.dtype]
         places = [_position(index, slot) * size for index in indices]
-        descriptor = self._open(slot.file)
+        descriptor = self.open(slot.file)
         start = slot.offset + (0 if slot.record is None else _record_data(descriptor, slot.record))
         return Sample(indices, tuple(map(decode, _read(descriptor, start, places, size))))
 
-    def _open(self, file: str) -> int:
+    def open(self, file: str) -> int:
+        """
+        Return the descriptor of a file, which stays open until all are closed.
+
+        :raises OSError: the file cannot be opened.
+        """
         if file not in self._files:
             self._files[file] = os.open(file, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         return self._files[file]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
@@ -144,25 +145,34 @@ def _parse(raw: bytes, path: str, name: str, size: int) -> Header:
 
 
 def _json(raw: bytes, name: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    twice: list[tuple[str, ...]] = []
-
-    def build(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        built = dict(pairs)
-        seen = set()
-        # The outermost object is the last to be built, so the last entry is the one of the tensor names.
-        twice.append(tuple(k for k, _ in pairs if k in seen or seen.add(k)) if len(built) < len(pairs) else ())  # type: ignore[func-returns-value]
-        return built
-
+    """
+    The header's object, and the names that it has twice.
+    """
     try:
-        document = json.loads(raw.decode(), object_pairs_hook=build, parse_constant=_no_constant)
+        text = raw.decode()
+        document = json.loads(text, parse_constant=_no_constant)
         if not isinstance(document, dict):
             _invalid(name, "is no object")
         "".join(document).encode()
+        # As many descriptions as names: none is there twice. That is quicker than to look at each pair.
+        once = text.count('"data_offsets"') == len(document) - ("__metadata__" in document)
+        return document, () if once and text.count('"__metadata__"') <= 1 else _twice(text)
     except (ValueError, RecursionError) as error:
         if isinstance(error, HeaderError):
             raise
         _invalid(name, "is not valid JSON")
-    return document, tuple(dict.fromkeys(twice[-1]))
+
+
+def _twice(text: str) -> tuple[str, ...]:
+    twice: list[tuple[str, ...]] = []
+
+    def build(pairs: list[tuple[str, Any]]) -> None:
+        # The outermost object is the last to be built, so the last entry is the one of the tensor names.
+        counts = Counter(name for name, _ in pairs)
+        twice.append(tuple(name for name, count in counts.items() if count > 1))
+
+    json.loads(text, object_pairs_hook=build)
+    return twice[-1]
 
 
 def _no_constant(text: str) -> NoReturn:
@@ -180,7 +190,7 @@ def _is_size(value: object) -> bool:
 def _tensor(key: str, info: object, name: str) -> tuple[str, Shape, int, int]:
     if not isinstance(info, dict):
         _invalid(name, f"describes {shown(key)} by no object")
-    dtype, shape, span = (info.get(field) for field in ("dtype", "shape", "data_offsets"))
+    dtype, shape, span = info.get("dtype"), info.get("shape"), info.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in DTYPES:
         _invalid(name, f"gives {shown(key)} an unknown type")
     if not isinstance(shape, list) or len(shape) > _MAX_RANK or not all(map(_is_size, shape)):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _WRAPPED: Final = {"OptimizedModule": "_orig_mod", "DistributedDataParallel": "module"}
 """Whose child `set_model_state_dict` leaves out of the names (torch/distributed/checkpoint/state_dict.py:189)."""
 _CHECKPOINT_WRAPPER: Final = "_checkpoint_wrapped_module."
+_USUAL: Final = frozenset({torch.Tensor, torch.nn.Parameter, type(None)})
 _QUANTIZED: Final = frozenset({"Int8Params", "FP4Params", "Params4bit", "QTensor", "QBitsTensor"})
 _ADAPTER: Final = ("lora_", "ia3_", "vera_", "adapter_", "prompt_encoder", "prompt_embeddings", "modules_to_save")
 _COUNTERS: Final = "num_batches_tracked"
@@ -44,9 +45,10 @@ def quantized(model: torch.nn.Module) -> frozenset[str]:
     The parameters whose values a quantizer packs: their shapes and values are not those of the checkpoint.
     """
     return frozenset(
-        name
-        for name, value in model.named_parameters(remove_duplicate=False)
-        if type(value).__name__ in _QUANTIZED or "torchao" in type(value).__module__
+        f"{path}.{name}" if path else name
+        for path, part in module_facts.parts_of(model)
+        for name, value in part._parameters.items()
+        if type(value) not in _USUAL and (type(value).__name__ in _QUANTIZED or "torchao" in type(value).__module__)
     )
 
 
@@ -56,7 +58,7 @@ def has_load_hooks(model: torch.nn.Module) -> bool:
 
     That is a hook before or after the load, or a class outside torch with a `_load_from_state_dict` of its own.
     """
-    for module in model.modules():
+    for _, module in module_facts.parts_of(model):
         if module._load_state_dict_pre_hooks or module._load_state_dict_post_hooks:
             return True
         own = type(module)._load_from_state_dict
@@ -69,7 +71,7 @@ def is_sharded(model: torch.nn.Module) -> bool:
     """
     Whether FSDP (the first version) wraps a part: then `state_dict` is a collective, and not ours to call.
     """
-    return any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())
+    return any(type(module).__name__ == "FullyShardedDataParallel" for _, module in module_facts.parts_of(model))
 
 
 def bare_names(model: torch.nn.Module, names: Iterable[str]) -> dict[str, str]:
@@ -77,7 +79,7 @@ def bare_names(model: torch.nn.Module, names: Iterable[str]) -> dict[str, str]:
     Names as `set_model_state_dict` reads them in a checkpoint, to the model's own: those that differ alone.
     """
     cut = set()
-    for path, module in model.named_modules():
+    for path, module in module_facts.parts_of(model):
         if (child := _WRAPPED.get(type(module).__name__)) is not None:
             cut.add(f"{path}.{child}".lstrip(".").replace(_CHECKPOINT_WRAPPER, ""))
     return {bare: name for name in names if (bare := _without(name, cut)) != name} if cut else {}

@@ -28,18 +28,15 @@ from ckpt_sentry.checkpoints.elements import (
     element_count,
     sample_indices,
 )
+from ckpt_sentry.targets import module_facts, quick_proof
 
 FEW: Final = 16
 """Elements that are looked at in each tensor where there are more than `MANY` of them."""
 MANY: Final = 64
 
 _CHUNK_BYTES: Final = 1 << 24
+_CHECKPOINT_WRAPPED: Final = "_checkpoint_wrapped_module"
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
-_QUICK: Final = {
-    getattr(torch, name): name
-    for name in ("float32", "float16", "bfloat16", "float64", "int64", "int32", "uint8", "bool")
-}
-
 Held: TypeAlias = "torch.Tensor | Slot"
 """Where a value of the model is: a tensor, or a place in a file that it was offloaded to."""
 
@@ -75,14 +72,18 @@ def prove(holder: Holder, claims: Sequence[Claim], depth: Literal["sample", "ful
     outcome = Outcome()
     count = SAMPLE_COUNT if len(claims) <= MANY else FEW
     with Sampler() as sampler, _undisturbed():
-        for name, slots in claims:
-            held = holder.find(name)
-            if held is None or not _comparable(held, slots):
+        found = [(name, held, slots) for name, slots in claims if (held := holder.find(name)) is not None and slots]
+        first = ((name, held, slots[0]) for name, held, slots in found)
+        quick = quick_proof.equal(first, sampler, count) if depth == "sample" else {}
+        for name, held, slots in found:
+            if (shows := quick.get(name)) is not None:
+                seen = _Seen(equal=True, shows=shows, has_nan=False)
+            elif not _comparable(held, slots):
                 continue
-            if depth == "full" and all(map(_is_flat, slots)):
+            elif depth == "full" and all(map(_is_flat, slots)):
                 seen = _compare_all(held, slots)
             else:
-                seen = _compare_plain(held, slots[0], sampler, count) or _compare(held, slots, sampler, count)
+                seen = _compare(held, slots, sampler, count)
             _note(outcome, name, held, seen)
     return outcome
 
@@ -139,16 +140,15 @@ class Holder:
     """
 
     def __init__(self, model: torch.nn.Module, folder: object = None) -> None:
-        self._model = model
         self._folder = folder
-        self._modules: dict[str, torch.nn.Module] = {}
+        self._parts = _by_name(model)
 
     def find(self, name: str) -> Held | None:
         """
         The value under a name: a tensor, or its place on disk; None where it is nowhere, or packed by a quantizer.
         """
         path, _, leaf = name.rpartition(".")
-        module = self._module(path)
+        module = self._parts.get(path)
         if module is None:
             return None
         value = module._parameters.get(leaf)
@@ -158,26 +158,12 @@ class Holder:
             return value if value is None or type(value) in _PLAIN else None
         return self._offloaded(name)
 
-    def _module(self, path: str) -> torch.nn.Module | None:
-        if not path:
-            return self._model
-        module = self._modules.get(path)
-        if module is None:
-            parent, _, leaf = path.rpartition(".")
-            above = self._module(parent)
-            module = None if above is None else above._modules.get(leaf)
-            # Activation checkpointing stands between a module and its name.
-            module = getattr(module, "_checkpoint_wrapped_module", module)
-            if module is not None:
-                self._modules[path] = module
-        return module
-
     def _offloaded(self, name: str) -> Held | None:
         path, rest = name, ""
         while path:
             path, _, leaf = path.rpartition(".")
             rest = f"{leaf}.{rest}" if rest else leaf
-            for weights in _maps(getattr(self._module(path), "_hf_hook", None)):
+            for weights in _maps(getattr(self._parts.get(path), "_hf_hook", None)):
                 if (found := in_map(weights, rest)) is not None:
                     return found
         return None if self._folder is None else in_map(self._folder, name)
@@ -190,9 +176,23 @@ class Holder:
         while path:
             path, _, leaf = path.rpartition(".")
             rest = f"{leaf}.{rest}" if rest else leaf
-            if any(rest in weights for weights in _maps(getattr(self._module(path), "_hf_hook", None))):
+            if any(rest in weights for weights in _maps(getattr(self._parts.get(path), "_hf_hook", None))):
                 return True
         return False
+
+
+def _by_name(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """
+    The modules in a model by the paths that their tensors have in a state dict: activation checkpointing stands between
+    a module and its name (torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py).
+    """
+    parts = {}
+    for path, part in module_facts.parts_of(model):
+        bare = path
+        if _CHECKPOINT_WRAPPED in path:
+            bare = ".".join(name for name in path.split(".") if name != _CHECKPOINT_WRAPPED)
+        parts[bare] = part
+    return parts
 
 
 def _maps(hook: Any) -> Iterable[Mapping[str, Any]]:
@@ -239,7 +239,7 @@ def _comparable(held: Held, slots: Sequence[Slot]) -> bool:
         return False
     shape = tuple(held.shape)
     dtype = getattr(torch, held.dtype) if isinstance(held, Slot) else held.dtype
-    return bool(slots) and all(can_sample(slot) and slot.shape == shape and _may_become(slot, dtype) for slot in slots)
+    return all(can_sample(slot) and slot.shape == shape and _may_become(slot, dtype) for slot in slots)
 
 
 def _readable(held: Held) -> bool:
@@ -264,37 +264,6 @@ class _Seen(NamedTuple):
     equal: bool
     shows: bool
     has_nan: bool
-
-
-def _compare_plain(held: Held, slot: Slot, sampler: Sampler, count: int) -> _Seen | None:
-    """
-    The quick way for what nearly every tensor is: the same type on both sides, contiguous, and equal; else None.
-    """
-    if isinstance(held, Slot) or held.device.type != "cpu" or held.dtype not in _QUICK or not held.is_contiguous():
-        return None
-    if slot.dtype != _QUICK[held.dtype] or not _is_flat(slot):
-        return None
-    size, offset, numel = held.element_size(), slot.offset or 0, held.numel()
-    file = sampler._open(slot.file)
-    raw = b"".join([os.pread(file, n * size, offset + start * size) for start, n in _runs(numel, count)])
-    values = held.detach().view(-1)[_indices(numel, count, (numel,), (1,))]
-    if len(raw) != size * len(values) or not torch.equal(torch.frombuffer(bytearray(raw), dtype=held.dtype), values):
-        return None
-    return _Seen(equal=True, shows=numel == 1 or raw != raw[:size] * len(values), has_nan=False)
-
-
-@lru_cache(maxsize=256)
-def _runs(numel: int, count: int) -> tuple[tuple[int, int], ...]:
-    """
-    The sampled elements as runs of neighbours: index of the first, and how many.
-    """
-    runs: list[tuple[int, int]] = []
-    for index in sample_indices(numel, count):
-        if runs and sum(runs[-1]) == index:
-            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
-        else:
-            runs.append((index, 1))
-    return tuple(runs)
 
 
 def _compare(held: Held, slots: Sequence[Slot], sampler: Sampler, count: int) -> _Seen:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
@@ -57,7 +58,7 @@ def encode(events: Iterable[Event], *, service_name: str = names.SCOPE) -> Json:
     return {
         "resourceLogs": [
             {
-                "resource": {"attributes": key_values(_resource(identity, service_name))},
+                "resource": {"attributes": list(_resource(identity, service_name))},
                 "scopeLogs": [
                     {
                         "scope": {"name": names.SCOPE, "version": __version__},
@@ -326,8 +327,12 @@ def _restore(event_type: type[Event], record: Json) -> Event:
     return event
 
 
-def _resource(identity: Identity, service_name: str) -> Attributes:
-    return {
+@lru_cache(maxsize=64)
+def _resource(identity: Identity, service_name: str) -> tuple[Json, ...]:
+    """
+    The attributes of a process: the same in all that it says.
+    """
+    found = {
         names.ATTR_SERVICE_NAME: service_name,
         names.ATTR_HOST_NAME: identity.node,
         names.ATTR_PROCESS_PID: identity.pid,
@@ -336,6 +341,7 @@ def _resource(identity: Identity, service_name: str) -> Attributes:
         names.ATTR_LOCAL_RANK: identity.local_rank,
         names.ATTR_WORLD_SIZE: identity.world_size,
     }
+    return tuple(key_values(found))
 
 
 def _log_records(request: object) -> Iterator[Json | None]:
