@@ -75,7 +75,7 @@ def _returned(load: Load) -> None:
     refusal = LowCoverageError(_refused(load, judged))
     error = describe(refusal, load.phase)
     load.failing(error)
-    report = load.finish("failed", error)
+    report = load.finish(judged, error)
     attach(refusal, note(report), report)
     raise refusal
 

@@ -101,9 +101,15 @@ class Call:
         """
         return self.entry.remedy.format(loosely="" if self.is_strict else ", strict=False")
 
-    def is_meta(self) -> bool:
+    def empty(self) -> frozenset[str]:
         """
-        Whether nothing could enter: a module on the meta device, whose tensors were not replaced.
+        The tensors that nothing could enter: those on the meta device, unless they were replaced.
+        """
+        return frozenset() if self.is_assigning else module_judge.on_meta(self.module)
+
+    def begins_on_meta(self) -> bool:
+        """
+        Whether the first parameter is such a tensor: a guess that costs nothing.
         """
         first = next(self.module.parameters(), None)
         return not self.is_assigning and first is not None and first.is_meta
@@ -296,11 +302,13 @@ def _with(call: Call, state_dict: Mapping[Any, Any]) -> tuple[tuple[Any, ...], d
 
 
 def _whole(call: Call) -> None:
-    is_meta = call.is_meta()
-    kind = (call.module_class, hash(tuple(call.state_dict)), is_meta, call.aligned is not None)
+    kind = (call.module_class, hash(tuple(call.state_dict)), call.begins_on_meta(), call.aligned is not None)
     if not _kinds.is_new(_kinds.good, kind):
         return
-    _record(call, module_judge.whole(call.module, call.state_dict, is_meta=is_meta), call.state_dict, None)
+    facts = module_judge.whole(call.module, call.state_dict)
+    if empty := call.empty():
+        facts = module_judge.unfilled(facts, call.module, (), empty)
+    _record(call, facts, call.state_dict, None)
 
 
 def _partial(call: Call, lists: Lists) -> None:
@@ -322,6 +330,8 @@ def _partial(call: Call, lists: Lists) -> None:
     if rules.refusal(facts.coverage) is not None:
         missing = found.examination.difference.missing
         error = LowCoverageError(accelerate_text.loaded(call.entry.name, facts, found.wanted, missing, minimum))
+    if error is None and (empty := call.empty()):
+        facts = module_judge.unfilled(facts, call.module, set(lists.missing), empty)
     if is_new or error is not None:
         report = _record(call, facts, () if is_part else _sorted(lists), error)
         if error is not None:

@@ -15,13 +15,14 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from ckpt_sentry import config
+from ckpt_sentry.audit.coverage import FULL, coverage
 from ckpt_sentry.audit.escape import shown
 from ckpt_sentry.audit.examine import Examination, examine
 from ckpt_sentry.audit.findings import anew, renaming
 from ckpt_sentry.audit.findings import keys as count_keys
 from ckpt_sentry.audit.fold import key_list
 from ckpt_sentry.audit.inventory import Entry, Inventory
-from ckpt_sentry.audit.report import CheckpointSummary, Coverage, Facts, Finding, ModelSummary
+from ckpt_sentry.audit.report import CheckpointSummary, Facts, Finding, ModelSummary
 from ckpt_sentry.checkpoints.paths import mask
 from ckpt_sentry.checkpoints.step import find_step
 from ckpt_sentry.targets import model_state, module_facts, provenance
@@ -72,21 +73,40 @@ def lists_of(error: BaseException) -> Lists | None:
     return None
 
 
-def whole(module: torch.nn.Module, state_dict: Mapping[Any, Any], *, is_meta: bool) -> Facts:
+def whole(module: torch.nn.Module, state_dict: Mapping[Any, Any]) -> Facts:
     """
-    The facts of a load that lacked nothing. `is_meta`: the module holds no values to load into.
+    The facts of a load that lacked nothing.
     """
     # Counted without an inventory, whose shapes take long to ask for.
     tensors = _tensors(module, state_dict)
     elements, size = sum(map(torch.numel, tensors)), sum(value.numel() * value.element_size() for value in tensors)
-    facts = replace(
+    return replace(
         located(state_dict),
         checkpoint=CheckpointSummary(len(state_dict), elements, size),
         model=ModelSummary(len(state_dict), elements, size),
-        coverage=Coverage(0.0, 0.0) if is_meta else Coverage(1.0, 1.0),
-        utilisation=0.0 if is_meta else 1.0,
+        coverage=FULL,
+        utilisation=1.0,
     )
-    return facts.with_findings([_meta_left(len(state_dict))]) if is_meta else facts
+
+
+def on_meta(module: torch.nn.Module) -> frozenset[str]:
+    """
+    The names of tensors on the meta device: nothing can be copied into them.
+    """
+    return frozenset(name for name, value in module_facts.tensors_of(module) if value.is_meta)
+
+
+def unfilled(facts: Facts, module: torch.nn.Module, lacking: Collection[str], empty: Collection[str]) -> Facts:
+    """
+    The facts of a load of which nothing came into the tensors named in `empty`. `lacking` are the keys that were not in
+    the dict either.
+    """
+    wanted = module_facts.model_inventory(module)
+    entered = [name for name in wanted.entries if name not in lacking and name not in empty]
+    part = coverage(wanted, entered, config.settings().allow_missing)
+    used = part.elements if facts.utilisation is None else min(facts.utilisation, part.elements)
+    found = _meta_left([name for name in wanted.entries if name in empty], len(wanted.entries))
+    return replace(facts, coverage=part, utilisation=used).with_findings([found])
 
 
 def _tensors(module: torch.nn.Module, state_dict: Mapping[Any, Any]) -> list[torch.Tensor]:
@@ -220,6 +240,11 @@ def _leveled(facts: Facts, codes: Collection[str], level: Level) -> Facts:
     )
 
 
-def _meta_left(count: int) -> Finding:
-    text = f"The module is on the meta device, where there is nothing to copy {count_keys(count)} into."
+def _meta_left(names: Collection[str], of: int) -> Finding:
+    text = f"The module is on the meta device, where there is nothing to copy {count_keys(of)} into."
+    if len(names) < of:
+        listed = ", ".join(key_list(names, _SHOWN_BYTES).keys)
+        text = (
+            f"{len(names):,} of {count_keys(of)} are on the meta device, where there is nothing to copy into: {listed}."
+        )
     return Finding("meta_left", "warning", text, "load_state_dict(…, assign=True), or module.to_empty(device=…) first.")

@@ -247,6 +247,30 @@ def test_a_module_on_the_meta_device_has_got_nothing(agent: Agent) -> None:
     assert equal(model, values())
 
 
+@pytest.mark.parametrize("name", ["embed", "layers.0", "head"])
+def test_a_part_on_the_meta_device_has_got_nothing(agent: Agent, name: str) -> None:
+    model = Net()
+    model.get_submodule(name).to("meta")
+    with pytest.warns(UserWarning, match="no-op"):
+        model.load_state_dict(values())
+    report = agent.last()
+    assert (report.verdict, codes(report)) == ("partial", ["meta_left"])
+    assert 0 < report.coverage.judged < 1
+    assert f"of 10 keys are on the meta device, where there is nothing to copy into: {name}." in report.findings[0].text
+
+
+def test_a_part_of_a_dict_for_a_part_on_the_meta_device(agent: Agent) -> None:
+    model = Net()
+    model.head.to("meta")
+    given = without("embed")
+    with pytest.warns(UserWarning, match="no-op"):
+        model.load_state_dict(given, strict=False)
+    report = agent.last()
+    assert report.verdict == "partial"
+    assert "meta_left" in codes(report)
+    assert report.coverage.keys == pytest.approx((len(given) - 1) / 10)
+
+
 def test_strict_refuses_a_part_and_observe_never(agent: Agent) -> None:
     agent.mode("strict")
     with pytest.raises(

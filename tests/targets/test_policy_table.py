@@ -122,9 +122,8 @@ def test_the_table_is_what_happens(agent: Agent, tmp_path: Path, cell: Cell) -> 
         got, report = "said", agent.last()
     assert (got, report) == (cell.outcome, agent.last())
     assert (report.error is None) is (got == "said")
-    # A load by DCP that the agent refuses has failed; others are judged by what came in, or would have.
-    has_failed = got == "host's error" or (got == "refused" and report.framework == "dcp")
-    assert report.verdict == ("failed" if has_failed else "no_op" if cell.state == "nothing" else "partial")
+    # What the agent refuses is judged by what came in, or would have.
+    assert report.verdict == ("failed" if got == "host's error" else "no_op" if cell.state == "nothing" else "partial")
 
 
 def test_every_call_is_in_the_table_with_every_state_and_mode() -> None:
