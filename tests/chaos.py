@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import json
+import logging
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from ckpt_sentry import guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -69,6 +73,42 @@ def broken(point: Point) -> Iterator[None]:
             undo.callback(setattr, owner, name, point.function)
             setattr(owner, name, replacement)
         yield
+
+
+def run(outcomes: Callable[[], object], wanted: object, is_meant: Callable[[Point], bool]) -> None:
+    """
+    Break each point that is meant in turn, and print what came of it as JSON: {"points": N, "reached": N, "different":
+    [...]}. `reached` counts those whose breaking was felt inside the agent, `different` names those with which
+    `outcomes` gave anything but `wanted`.
+    """
+    different = [] if outcomes() == wanted else ["(nothing broken)"]
+    felt = _Felt()
+    logger = logging.getLogger(PACKAGE)
+    logger.propagate = False
+    logger.setLevel(logging.DEBUG)
+    logger.addHandler(felt)
+    found, reached = [point for point in points() if is_meant(point)], 0
+    for point in found:
+        felt.seen = False
+        guard._said.clear()
+        with broken(point):
+            if outcomes() != wanted:
+                different.append(str(point))
+        reached += felt.seen
+    print(json.dumps({"points": len(found), "reached": reached, "different": different}))
+
+
+class _Felt(logging.Handler):
+    """
+    Notes whether the guard had something to swallow.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.seen = False
+
+    def emit(self, _record: logging.LogRecord) -> None:
+        self.seen = True
 
 
 def _defined_in(module: ModuleType) -> Iterator[Point]:

@@ -1,14 +1,12 @@
 """
 Loads by accelerate with each function of the agent broken in turn, compared with the same loads without the agent.
 
-Prints {"points": N, "reached": N, "different": [...]} as JSON. `reached` counts the points whose breaking was felt
-inside the agent.
+Prints what `tests.chaos.run` does.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import os
 import shutil
@@ -29,7 +27,7 @@ from accelerate.utils import tqdm as _  # noqa: E402, F401 - imported now rather
 from safetensors.torch import save_file  # noqa: E402
 from torch import nn  # noqa: E402
 
-from ckpt_sentry import guard, install, uninstall  # noqa: E402
+from ckpt_sentry import install, uninstall  # noqa: E402
 from tests import chaos  # noqa: E402
 
 torch.set_num_threads(1)
@@ -103,22 +101,6 @@ def outcomes() -> list[tuple[Any, ...]]:
     ]
 
 
-class Felt(logging.Handler):
-    """
-    Notes whether the guard had something to swallow.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(logging.DEBUG)
-        self.seen = False
-
-    def emit(self, record: logging.LogRecord) -> None:  # noqa: ARG002 - that there is one is enough
-        """
-        Take one record.
-        """
-        self.seen = True
-
-
 def main() -> None:
     """
     Without the agent, with it, and with each point broken.
@@ -135,21 +117,7 @@ def main() -> None:
     # The loader collects garbage after each file: there shall be little to look at.
     gc.collect()
     gc.freeze()
-    different = [] if outcomes() == wanted else ["(nothing broken)"]
-    felt = Felt()
-    logger = logging.getLogger("ckpt_sentry")
-    logger.propagate = False
-    logger.setLevel(logging.DEBUG)
-    logger.addHandler(felt)
-    found, reached = [point for point in chaos.points() if str(point).startswith(PARTS_OF_THE_AGENT)], 0
-    for point in found:
-        felt.seen = False
-        guard._said.clear()
-        with chaos.broken(point):
-            if outcomes() != wanted:
-                different.append(str(point))
-        reached += felt.seen
-    print(json.dumps({"points": len(found), "reached": reached, "different": different}))
+    chaos.run(outcomes, wanted, lambda point: str(point).startswith(PARTS_OF_THE_AGENT))
 
 
 if __name__ == "__main__":

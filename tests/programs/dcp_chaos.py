@@ -1,14 +1,11 @@
 """
 Loads with each function of the agent broken in turn, compared with the same loads without the agent.
 
-Prints {"points": N, "reached": N, "different": [...]} as JSON. `reached` counts the points whose breaking was felt
-inside the agent.
+Prints what `tests.chaos.run` does.
 """
 
 from __future__ import annotations
 
-import json
-import logging
 import os
 import sys
 import tempfile
@@ -23,7 +20,7 @@ warnings.simplefilter("ignore")
 import torch  # noqa: E402
 import torch.distributed.checkpoint as dcp  # noqa: E402
 
-from ckpt_sentry import guard, install, uninstall  # noqa: E402
+from ckpt_sentry import install, uninstall  # noqa: E402
 from tests import chaos  # noqa: E402
 
 FOLDER = Path(tempfile.mkdtemp(prefix="ckpt-sentry-chaos-"))
@@ -60,22 +57,6 @@ def outcomes() -> list[tuple[Any, ...]]:
     ]
 
 
-class Felt(logging.Handler):
-    """
-    Notes whether the guard had something to swallow.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(logging.DEBUG)
-        self.seen = False
-
-    def emit(self, _record: logging.LogRecord) -> None:
-        """
-        Take one record.
-        """
-        self.seen = True
-
-
 def main() -> None:
     """
     Without the agent, with it, and with each point broken.
@@ -84,21 +65,7 @@ def main() -> None:
     uninstall()
     wanted = outcomes()
     install()
-    different = [] if outcomes() == wanted else ["(nothing broken)"]
-    felt = Felt()
-    logger = logging.getLogger("ckpt_sentry")
-    logger.propagate = False
-    logger.setLevel(logging.DEBUG)
-    logger.addHandler(felt)
-    found, reached = chaos.points(), 0
-    for point in found:
-        felt.seen = False
-        guard._said.clear()
-        with chaos.broken(point):
-            if outcomes() != wanted:
-                different.append(str(point))
-        reached += felt.seen
-    print(json.dumps({"points": len(found), "reached": reached, "different": different}))
+    chaos.run(outcomes, wanted, lambda _: True)
 
 
 if __name__ == "__main__":

@@ -2,15 +2,12 @@
 Loads by nn.Module, torch, safetensors, transformers and `Accelerator.load_state` with each function of their targets
 broken in turn, compared with the same loads without the agent.
 
-Prints {"points": N, "reached": N, "different": [...]} as JSON. `reached` counts the points whose breaking was felt
-inside the agent.
+Prints what `tests.chaos.run` does.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import logging
 import os
 import sys
 import tempfile
@@ -31,7 +28,7 @@ from accelerate import Accelerator  # noqa: E402
 from safetensors.torch import load_file, load_model, save_file  # noqa: E402
 from torch.distributed.checkpoint.state_dict import set_model_state_dict  # noqa: E402
 
-from ckpt_sentry import guard, install, loads, uninstall  # noqa: E402
+from ckpt_sentry import install, loads, uninstall  # noqa: E402
 from ckpt_sentry.targets import module_calls  # noqa: E402
 from tests import chaos  # noqa: E402
 from tests.targets.nets import Net, renamed, values  # noqa: E402
@@ -128,19 +125,6 @@ def change(file: Path) -> None:
     save_file(held, file, metadata={"format": "pt"})
 
 
-class Felt(logging.Handler):
-    """
-    Notes whether the guard had something to swallow.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(logging.DEBUG)
-        self.seen = False
-
-    def emit(self, _record: logging.LogRecord) -> None:
-        self.seen = True
-
-
 def is_watched(point: chaos.Point) -> bool:
     module = str(point).removeprefix("ckpt_sentry.").removeprefix("targets.")
     return module.startswith(WATCHED)
@@ -153,21 +137,7 @@ def main() -> None:
     state = prepare()
     wanted = outcomes(state)
     install()
-    different = [] if outcomes(state) == wanted else ["(nothing broken)"]
-    felt = Felt()
-    logger = logging.getLogger("ckpt_sentry")
-    logger.propagate = False
-    logger.setLevel(logging.DEBUG)
-    logger.addHandler(felt)
-    found, reached = [point for point in chaos.points() if is_watched(point)], 0
-    for point in found:
-        felt.seen = False
-        guard._said.clear()
-        with chaos.broken(point):
-            if outcomes(state) != wanted:
-                different.append(str(point))
-        reached += felt.seen
-    print(json.dumps({"points": len(found), "reached": reached, "different": different}))
+    chaos.run(lambda: outcomes(state), wanted, is_watched)
 
 
 if __name__ == "__main__":
