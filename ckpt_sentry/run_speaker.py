@@ -292,7 +292,7 @@ class Speaker:
         # Of the launchers of several nodes the first one says that all is well. A collector speaks for all of them.
         is_second = self._source is not None and self._first_rank
         if not (good and aggregate.verdict == "ok" and is_second):
-            say(aggregate)
+            say(aggregate, self._records)
         if complete and good:
             self._forget(load_id)
 
@@ -322,7 +322,7 @@ class Speaker:
             )
         aggregate = self._aggregator.aggregate(load_id, expected=expected)
         if aggregate is not None:
-            say(aggregate)
+            say(aggregate, self._records)
 
     @contained("run_speaker.say_end")
     def _say_end(self, run_id: str, last: Aggregate | None) -> None:

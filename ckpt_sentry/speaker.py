@@ -18,6 +18,7 @@ from ckpt_sentry.collector.records import Records, place
 from ckpt_sentry.render import terminal
 from ckpt_sentry.render.cells import visible
 from ckpt_sentry.render.page import Segment
+from ckpt_sentry.render.text import every_key
 from ckpt_sentry.telemetry import otlp_json
 from ckpt_sentry.telemetry.events import LoadFinished, LoadStalled, LoadStarted
 
@@ -67,7 +68,7 @@ class OwnSpeaker:
                     alarm.cancel()
             aggregate = aggregator.aggregate(load_id, expected=(event.identity.rank,))
         if aggregate is not None and (event.identity.rank == 0 or _is_own_trouble(event)):
-            say(aggregate, ONE_REPORT if aggregate.world_size > 1 else None)
+            say(aggregate, self._records, *([ONE_REPORT] if aggregate.world_size > 1 else []))
 
     def _watch(self, event: LoadStarted) -> None:
         seconds = config.settings().stall_after
@@ -107,14 +108,14 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def say(aggregate: Aggregate, hint: str | None = None) -> None:
+def say(aggregate: Aggregate, records: Records, *more: str) -> None:
     """
     Print the report of a load for a person, unless `CKPT_SENTRY_LOG` leaves that to the log lines.
 
-    `hint` is a command that would tell more.
+    `more` are commands that would tell more than the records, which it says how to read.
     """
     if config.settings().log in ("auto", "console"):
-        terminal.show(aggregate, hint=hint)
+        terminal.show(aggregate, hints=(records.problem or every_key(aggregate), *more))
 
 
 def say_line(text: str) -> None:

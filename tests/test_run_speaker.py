@@ -56,7 +56,7 @@ class Stage:
         self.lines: list[str] = []
         self.folder = folder
         monkeypatch.setattr(run_speaker, "time", self.clock)
-        monkeypatch.setattr(run_speaker, "say", self.reports.append)
+        monkeypatch.setattr(run_speaker, "say", lambda report, _records: self.reports.append(report))
         monkeypatch.setattr(run_speaker, "say_line", self.lines.append)
         self.speaker = self.made(2)
 

@@ -9,6 +9,7 @@ the disk filled up or the machine stopped, the damaged end of a file; readers pa
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -134,6 +135,8 @@ class Records:
         self._place = where
         self._begun = False
         self._ragged = False
+        self.problem: str | None = None
+        """Why the last record could not be written, if so, and what to do."""
         self.path = where.folder / f"{safe_name(run_id)}-{safe_name(node or 'node')}-{pid}{_SUFFIX}"
 
     def append(self, request: Mapping[str, Any]) -> bool:
@@ -143,6 +146,7 @@ class Records:
         line = json.dumps(request, separators=(",", ":")).encode() + b"\n"
         if len(line) > MAX_LINE:
             return False
+        self.problem = None
         try:
             if not self._begun:
                 self._begin()
@@ -156,7 +160,10 @@ class Records:
                 os.close(descriptor)
         except OSError as error:
             let_through(error)
+            self.problem = _unwritable(self._place.folder, error.strerror or str(error))
             return False
+        if self._ragged:
+            self.problem = _unwritable(self._place.folder, os.strerror(errno.ENOSPC))
         return not self._ragged
 
     def _begin(self) -> None:
@@ -169,6 +176,10 @@ class Records:
         if self._place.private:
             prune(folder.parent, spare=folder)
         self._begun = True
+
+
+def _unwritable(folder: Path, why: str) -> str:
+    return f"Set CKPT_SENTRY_DIR to a folder that can be written: no record is kept in {folder} ({why})."
 
 
 def prune(root: Path, *, keep: int = KEPT_RUNS, spare: Path | None = None) -> int:

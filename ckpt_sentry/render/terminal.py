@@ -31,9 +31,10 @@ _DEFAULT_CELLS: Final = 100
 _MAX_CELLS: Final = 200
 
 
-def show(one: Aggregate, stream: TextIO | None = None, hint: str | None = None) -> bool:
+def show(one: Aggregate, stream: TextIO | None = None, hints: Sequence[str] | None = None) -> bool:
     """
-    Print the report of a load on `stream` (None: the process's standard error of this moment).
+    Print the report of a load on `stream` (None: the process's standard error of this moment), with `hints` as in
+    `text.block`.
 
     Returns whether it could be written. A closed, full or absent stream, or one that cannot hold the text, is no error.
     """
@@ -41,7 +42,7 @@ def show(one: Aggregate, stream: TextIO | None = None, hint: str | None = None) 
     if one.framework == "torch" and one.verdict == "ok" and not _is_aligned(one):
         return True  # everybody calls `load_state_dict` all the time
     cells, glyphs = width(stream), glyphs_for(stream)
-    lines = [text.line(one, cells, glyphs)] if _is_well(one) else text.block(one, cells, glyphs, hint=hint)
+    lines = [text.line(one, cells, glyphs)] if _is_well(one) else text.block(one, cells, glyphs, hints=hints)
     return write(lines, stream)
 
 

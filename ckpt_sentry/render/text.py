@@ -6,7 +6,7 @@ Pure: aggregates in, lines of styled segments out (see `page`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from ckpt_sentry.audit import ranks
@@ -50,13 +50,24 @@ def line(one: Aggregate, width: int = 100, glyphs: Glyphs = UNICODE) -> Line:
     return page.lines[0]
 
 
+def every_key(one: Aggregate) -> str:
+    """
+    The command that reads all of a load from its records.
+    """
+    return f"ckpt-sentry report {one.run_id[:200]}    every key"
+
+
 def block(
-    one: Aggregate, width: int = 100, glyphs: Glyphs = UNICODE, limit: int = MAX_LINES, hint: str | None = None
+    one: Aggregate,
+    width: int = 100,
+    glyphs: Glyphs = UNICODE,
+    limit: int = MAX_LINES,
+    hints: Sequence[str] | None = None,
 ) -> list[Line]:
     """
     What a load came to, in at most `limit` lines of at most `width` cells (40 at least): what, where, why, what now.
 
-    `hint` is a command, with what it is good for, that stands below the next steps.
+    `hints` are commands, each with what it is good for, that stand below the next steps; None: that of `every_key`.
     """
     page = Page(width, glyphs)
     told = _told(one)
@@ -69,8 +80,8 @@ def block(
     steps = _next_steps(told)
     for place, step in enumerate(steps[:_NEXT_STEPS]):
         tail.section("" if place else "next", step, at_most=2)
-    for command in (f"ckpt-sentry report {one.run_id[:200]}    every key", *([hint] if hint else [])):
-        tail.section("" if steps or len(tail.lines) else "next", command, "command", at_most=2)
+    for hint in (every_key(one),) if hints is None else hints:
+        tail.section("" if steps or len(tail.lines) else "next", hint, "command", at_most=2)
     room = limit - len(tail.lines)
     if len(page.lines) > room:
         left_out = len(page.lines) - room + 1

@@ -128,7 +128,15 @@ def test_safe_names_are_file_names_and_stay_different(one: str, other: str) -> N
 
 def test_a_disk_that_fails_is_told_and_raises_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert not writer(tmp_path / "file" / "folder").append({})
+    ours = writer(tmp_path / "file" / "folder")
+    assert not ours.append({})
+    assert ours.problem == (
+        "Set CKPT_SENTRY_DIR to a folder that can be written: "
+        f"no record is kept in {tmp_path}/file/folder (Not a directory)."
+    )
+    (tmp_path / "file").unlink()
+    assert ours.append({})
+    assert ours.problem is None
     (tmp_path / "run-n1-7.jsonl").mkdir()
     assert not writer(tmp_path).append({})
 

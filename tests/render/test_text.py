@@ -376,7 +376,7 @@ def test_nothing_is_said_of_ranks_that_were_not_heard() -> None:
     one = heard_alone(started(1, 2), failing(1, error, 2), own, rank=1)
     hint = "ckpt-sentry run -- COMMAND    one report for all ranks"
     assert (
-        text.plain(text.block(one, hint=hint))
+        text.plain(text.block(one, hints=(text.every_key(one), hint)))
         == """\
 ckpt_sentry ✗ dcp.load failed on rank 1 after 2.0 s · while planning
   checkpoint  /data/run7/step-1200 · DCP · step 1200 (folder name)
