@@ -66,8 +66,10 @@ class OwnSpeaker:
                 del self._aggregators[load_id]
                 if (alarm := self._alarms.pop(load_id, None)) is not None:
                     alarm.cancel()
+            if not speaks() or not (event.identity.rank == 0 or _is_own_trouble(event)):
+                return
             aggregate = aggregator.aggregate(load_id, expected=(event.identity.rank,))
-        if aggregate is not None and (event.identity.rank == 0 or _is_own_trouble(event)):
+        if aggregate is not None:
             say(aggregate, self._records, *([ONE_REPORT] if aggregate.world_size > 1 else []))
 
     def _watch(self, event: LoadStarted) -> None:
@@ -108,13 +110,20 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
+def speaks() -> bool:
+    """
+    Whether reports are printed for a person: unless `CKPT_SENTRY_LOG` leaves that to the log lines.
+    """
+    return config.settings().log in ("auto", "console")
+
+
 def say(aggregate: Aggregate, records: Records, *more: str) -> None:
     """
-    Print the report of a load for a person, unless `CKPT_SENTRY_LOG` leaves that to the log lines.
+    Print the report of a load for a person, where the settings want that.
 
     `more` are commands that would tell more than the records, which it says how to read.
     """
-    if config.settings().log in ("auto", "console"):
+    if speaks():
         terminal.show(aggregate, hints=(records.problem or every_key(aggregate), *more))
 
 
@@ -122,7 +131,7 @@ def say_line(text: str) -> None:
     """
     Print one line that is about a run rather than about a load.
     """
-    if config.settings().log in ("auto", "console"):
+    if speaks():
         terminal.write([(Segment(names.SCOPE, "name"), Segment(f" {visible(text)}"))], sys.stderr)
 
 
