@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +21,7 @@ from ckpt_sentry.audit.verdict import verdict
 from ckpt_sentry.errors import LowCoverageError
 from ckpt_sentry.guard import contained
 from ckpt_sentry.render.note import note
-from ckpt_sentry.targets import accelerate_text, module_judge, provenance, torch_load
+from ckpt_sentry.targets import accelerate_text, module_facts, module_judge, provenance, torch_load
 from ckpt_sentry.targets.exceptions import attach, describe
 from ckpt_sentry.targets.module import FILE
 from ckpt_sentry.targets.module_judge import Lists
@@ -30,6 +30,7 @@ from ckpt_sentry.unify import Unified, align
 if TYPE_CHECKING:
     from torch import nn
 
+    from ckpt_sentry.audit.inventory import Inventory
     from ckpt_sentry.audit.report import Facts
     from ckpt_sentry.targets.module import Entry
 
@@ -95,24 +96,18 @@ class Call:
         kind = type(self.module)
         return f"{kind.__module__}.{kind.__qualname__}"
 
+    @property
+    def meta_words(self) -> module_judge.MetaWords:
+        """
+        How it is said that tensors have no values after this call.
+        """
+        return module_judge.ASSIGNED if self.is_assigning else module_judge.COPIED
+
     def remedy(self) -> str:
         """
         The call by which keys under other names are loaded, as strictly as this one.
         """
         return self.entry.remedy.format(loosely="" if self.is_strict else ", strict=False")
-
-    def empty(self) -> frozenset[str]:
-        """
-        The tensors that nothing could enter: those on the meta device, unless they were replaced.
-        """
-        return frozenset() if self.is_assigning else module_judge.on_meta(self.module)
-
-    def begins_on_meta(self) -> bool:
-        """
-        Whether the first parameter is such a tensor: a guess that costs nothing.
-        """
-        first = next(self.module.parameters(), None)
-        return not self.is_assigning and first is not None and first.is_meta
 
 
 @contained("module.enter")
@@ -302,13 +297,18 @@ def _with(call: Call, state_dict: Mapping[Any, Any]) -> tuple[tuple[Any, ...], d
 
 
 def _whole(call: Call) -> None:
-    kind = (call.module_class, hash(tuple(call.state_dict)), call.begins_on_meta(), call.aligned is not None)
-    if not _kinds.is_new(_kinds.good, kind):
+    empty = module_judge.on_meta(call.module)
+    kind = (call.module_class, hash(tuple(call.state_dict)), hash(empty), call.aligned is not None)
+    is_new = _kinds.is_new(_kinds.good, kind)
+    if not is_new and not (empty and config.settings().mode == "strict"):
         return
     facts = module_judge.whole(call.module, call.state_dict)
-    if empty := call.empty():
-        facts = module_judge.unfilled(facts, call.module, (), empty)
-    _record(call, facts, call.state_dict, None)
+    error = None
+    if empty:
+        facts = module_judge.unfilled(facts, call.module, (), empty, call.meta_words)
+        # torch itself says that it does nothing: a warning does, but for "strict".
+        error = _refusal(call, facts, module_facts.model_inventory(call.module), (), tolerated=True)
+    _conclude(call, facts, call.state_dict, error, is_new=is_new)
 
 
 def _partial(call: Call, lists: Lists) -> None:
@@ -324,20 +324,33 @@ def _partial(call: Call, lists: Lists) -> None:
     facts = found.facts
     if is_part and found.examination.coverage.keys > 0:
         facts = module_judge.softened(facts)
-    minimum = 1.0 if settings.mode == "strict" else SOMETHING
-    rules = Policy(mode=settings.mode, minimum=minimum, tolerated=not call.is_strict)
-    error = None
-    if rules.refusal(facts.coverage) is not None:
-        missing = found.examination.difference.missing
-        error = LowCoverageError(accelerate_text.loaded(call.entry.name, facts, found.wanted, missing, minimum))
-    if error is None and (empty := call.empty()):
-        facts = module_judge.unfilled(facts, call.module, set(lists.missing), empty)
+    tolerated = not call.is_strict
+    if empty := module_judge.on_meta(call.module):
+        facts = module_judge.unfilled(facts, call.module, set(lists.missing), empty, call.meta_words)
+        tolerated = True
+    error = _refusal(call, facts, found.wanted, found.examination.difference.missing, tolerated=tolerated)
+    _conclude(call, facts, () if is_part else _sorted(lists), error, is_new=is_new)
+
+
+def _refusal(
+    call: Call, facts: Facts, wanted: Inventory, missing: Sequence[str], *, tolerated: bool
+) -> LowCoverageError | None:
+    mode = config.settings().mode
+    minimum = 1.0 if mode == "strict" else SOMETHING
+    if Policy(mode=mode, minimum=minimum, tolerated=tolerated).refusal(facts.coverage) is None:
+        return None
+    return LowCoverageError(accelerate_text.loaded(call.entry.name, facts, wanted, missing, minimum))
+
+
+def _conclude(call: Call, facts: Facts, keys: Iterable[Any], error: LowCoverageError | None, *, is_new: bool) -> None:
+    """
+    Record what is new or refused, and raise the refusal.
+    """
     if is_new or error is not None:
-        report = _record(call, facts, () if is_part else _sorted(lists), error)
+        report = _record(call, facts, keys, error)
         if error is not None:
             error.ckpt_sentry = report
-    if error is not None:
-        raise error
+            raise error
 
 
 def _refused(call: Call, lists: Lists, error: BaseException) -> None:

@@ -60,6 +60,17 @@ def tensors_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                 yield prefix + name, value
 
 
+def is_partly_meta(module: torch.nn.Module) -> bool:
+    """
+    Whether a tensor in the module is on the meta device. Asked at every load, so it is not to take longer than it must.
+    """
+    for held in (module._parameters, module._buffers):
+        for value in held.values():
+            if value is not None and value.is_meta:
+                return True
+    return any(part is not None and is_partly_meta(part) for part in module._modules.values())
+
+
 def model_inventory(module: torch.nn.Module) -> Inventory:
     """
     Give what the module wants filled. Names of one tensor, or of one storage seen in one shape, are tied.

@@ -55,6 +55,28 @@ class Judgement(NamedTuple):
     wanted: Inventory
 
 
+class MetaWords(NamedTuple):
+    """
+    How it is said that tensors have no values: of all, of `some` ("1 of 2 keys is"), and what to do.
+    """
+
+    whole: str
+    part: str
+    step: str
+
+
+COPIED = MetaWords(
+    "The module is on the meta device, where there is nothing to copy {count} into.",
+    "{some} on the meta device, where there is nothing to copy into",
+    "load_state_dict(…, assign=True), or module.to_empty(device=…) first.",
+)
+ASSIGNED = MetaWords(
+    "The dict is on the meta device: the module has no values for {count}.",
+    "{some} on the meta device in the dict: the module has no values for them",
+    "Read the file outside of torch.device('meta'), with map_location='cpu'.",
+)
+
+
 def lists_of(error: BaseException) -> Lists | None:
     """
     The lists of a call that has raised, from the frame of `load_state_dict` in its traceback (module.py:2586).
@@ -91,12 +113,16 @@ def whole(module: torch.nn.Module, state_dict: Mapping[Any, Any]) -> Facts:
 
 def on_meta(module: torch.nn.Module) -> frozenset[str]:
     """
-    The names of tensors on the meta device: nothing can be copied into them.
+    The names of tensors that are on the meta device after a load: nothing came into them.
     """
+    if not module_facts.is_partly_meta(module):
+        return frozenset()
     return frozenset(name for name, value in module_facts.tensors_of(module) if value.is_meta)
 
 
-def unfilled(facts: Facts, module: torch.nn.Module, lacking: Collection[str], empty: Collection[str]) -> Facts:
+def unfilled(
+    facts: Facts, module: torch.nn.Module, lacking: Collection[str], empty: Collection[str], words: MetaWords
+) -> Facts:
     """
     The facts of a load of which nothing came into the tensors named in `empty`. `lacking` are the keys that were not in
     the dict either.
@@ -105,7 +131,13 @@ def unfilled(facts: Facts, module: torch.nn.Module, lacking: Collection[str], em
     entered = [name for name in wanted.entries if name not in lacking and name not in empty]
     part = coverage(wanted, entered, config.settings().allow_missing)
     used = part.elements if facts.utilisation is None else min(facts.utilisation, part.elements)
-    found = _meta_left([name for name in wanted.entries if name in empty], len(wanted.entries))
+    names, count = [name for name in wanted.entries if name in empty], count_keys(len(wanted.entries))
+    text = words.whole.format(count=count)
+    if len(names) < len(wanted.entries):
+        listed = ", ".join(key_list(names, _SHOWN_BYTES).keys)
+        verb = "is" if len(names) == 1 else "are"
+        text = words.part.format(some=f"{len(names):,} of {count} {verb}") + f": {listed}."
+    found = Finding("meta_left", "warning", text, words.step)
     return replace(facts, coverage=part, utilisation=used).with_findings([found])
 
 
@@ -238,13 +270,3 @@ def _leveled(facts: Facts, codes: Collection[str], level: Level) -> Facts:
             replace(finding, level=level) if finding.code in codes else finding for finding in facts.findings
         ),
     )
-
-
-def _meta_left(names: Collection[str], of: int) -> Finding:
-    text = f"The module is on the meta device, where there is nothing to copy {count_keys(of)} into."
-    if len(names) < of:
-        listed = ", ".join(key_list(names, _SHOWN_BYTES).keys)
-        text = (
-            f"{len(names):,} of {count_keys(of)} are on the meta device, where there is nothing to copy into: {listed}."
-        )
-    return Finding("meta_left", "warning", text, "load_state_dict(…, assign=True), or module.to_empty(device=…) first.")

@@ -29,7 +29,8 @@ _NAMES: Final = {
 
 class _Pair(NamedTuple):
     name: str
-    held: torch.Tensor
+    held: tuple[torch.Tensor, ...]
+    """Views: one of a whole small tensor, or some of runs."""
     saved: bytes
     shows: bool
     """Whether the saved values differ among themselves, or are only one: else it shows nothing that they are equal."""
@@ -48,7 +49,7 @@ def equal(claims: Iterable[tuple[str, Any, Slot]], sampler: Sampler, count: int)
     for name, held, slot in claims:
         if _is_quick(held, slot):
             pair = _pair(name, held, slot, sampler, count)
-            groups.setdefault((held.dtype, pair.held.dim() == 1), []).append(pair)
+            groups.setdefault((held.dtype, pair.held[0].dim() == 1), []).append(pair)
     return {pair.name: pair.shows for (dtype, _), pairs in groups.items() for pair in _halved(pairs, dtype)}
 
 
@@ -71,11 +72,21 @@ def _pair(name: str, held: torch.Tensor, slot: Slot, sampler: Sampler, count: in
     runs = max(2, count // RUN)
     if numel <= runs * RUN:
         saved = os.pread(file, numel * size, offset)
-        return _Pair(name, held.reshape(-1), saved, numel == 1 or saved != saved[:size] * numel)
-    stride = (numel - RUN) // (runs - 1)
-    saved = b"".join([os.pread(file, RUN * size, offset + place * stride * size) for place in range(runs)])
-    sample = held.as_strided((runs, RUN), (stride, 1), held.storage_offset())
-    return _Pair(name, sample, saved, saved != saved[:size] * (runs * RUN))
+        return _Pair(name, (held.reshape(-1),), saved, numel == 1 or saved != saved[:size] * numel)
+    # The last run ends where the tensor does, which is no even step from the others.
+    step = (numel - RUN) // (runs - 1)
+    starts = [*range(0, step * (runs - 1), step), numel - RUN]
+    saved = b"".join([os.pread(file, RUN * size, offset + start * size) for start in starts])
+    first = held.storage_offset()
+    views: tuple[torch.Tensor, ...]
+    if step * (runs - 1) == numel - RUN:
+        views = (held.as_strided((runs, RUN), (step, 1), first),)
+    else:
+        views = (
+            held.as_strided((runs - 1, RUN), (step, 1), first),
+            held.as_strided((1, RUN), (RUN, 1), first + numel - RUN),
+        )
+    return _Pair(name, views, saved, saved != saved[:size] * (runs * RUN))
 
 
 def _halved(pairs: list[_Pair], dtype: torch.dtype) -> list[_Pair]:
@@ -91,7 +102,7 @@ def _halved(pairs: list[_Pair], dtype: torch.dtype) -> list[_Pair]:
 
 
 def _are_equal(pairs: list[_Pair], dtype: torch.dtype) -> bool:
-    held = torch.cat([pair.held for pair in pairs]).reshape(-1)
+    held = torch.cat([view for pair in pairs for view in pair.held]).reshape(-1)
     saved = bytearray(b"".join([pair.saved for pair in pairs]))
     # A file that ends too early is for the thorough comparison, which says so.
     return len(saved) == held.nbytes and bool(torch.equal(torch.frombuffer(saved, dtype=dtype), held))

@@ -120,6 +120,49 @@ def test_a_name_that_the_json_holds_twice_is_seen(tmp_path: Path) -> None:
     assert safetensors.read(write(path, *HEADERS["good"])).duplicates == ()
 
 
+_FIELDS = '"dtype":"F32","shape":[2],"data_offsets":[0,8]'
+_ESCAPED = _FIELDS.replace("_", r"\u005f")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        f'{{"a":{{{_FIELDS}}},"a":{{{_FIELDS}}}}}',
+        f'{{"a" :{{{_FIELDS}}},"a":{{{_FIELDS}}}}}',
+        f'{{"a"\n:{{{_FIELDS}}},\n"a":{{{_FIELDS}}}}}',
+        f'{{"a":{{{_FIELDS}}},"\\u0061":{{{_FIELDS}}}}}',
+        f'{{"a":{{{_ESCAPED}}},"a":{{{_FIELDS}}}}}',
+        f'{{"a":{{}},"a":{{{_FIELDS}}}}}',
+        f'{{"a":null,"a":{{{_FIELDS}}}}}',
+        f'{{"__metadata__":{{":b":":"}},"a" :{{{_FIELDS}}},"a" :{{{_FIELDS}}}}}',
+    ],
+)
+def test_a_name_is_seen_twice_however_it_is_written(tmp_path: Path, header: str) -> None:
+    assert safetensors.read(write(tmp_path / "x.safetensors", header, bytes(8))).duplicates == ("a",)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        f'{{"__metadata__":{{"a":"b"}},"\\u005f_metadata__":{{"c":"d"}},"a":{{{_FIELDS}}}}}',
+        f'{{"a":{{{_FIELDS},"dtype":"F32"}}}}',
+        f'{{"a":{{{_FIELDS},"shape" :[2]}}}}',
+    ],
+)
+def test_what_may_not_be_there_twice_is_refused_as_the_library_does(tmp_path: Path, header: str) -> None:
+    path = write(tmp_path / "x.safetensors", header, bytes(8))
+    assert not library_reads(path)
+    with pytest.raises(HeaderError):
+        safetensors.read(path)
+
+
+@pytest.mark.parametrize("name", ["data_offsets", ":", 'a":', "dtype", "\\", '"', " ", "ü"])
+def test_any_name_is_read_as_it_is(tmp_path: Path, name: str) -> None:
+    save_file({name: torch.ones(2), "b": torch.zeros(1)}, tmp_path / "x.safetensors", metadata={":": '": '})
+    header = safetensors.read(tmp_path / "x.safetensors")
+    assert (header.slots.keys(), header.duplicates) == ({name, "b"}, ())
+
+
 def test_packed_elements_are_counted_as_torch_counts_them(tmp_path: Path) -> None:
     info = {"dtype": "F4", "shape": [4, 4], "data_offsets": [0, 8]}
     path = write(tmp_path / "x.safetensors", {"a": info}, b"x" * 8)
