@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from ckpt_sentry import hooks
-from ckpt_sentry.targets import module_calls
+from ckpt_sentry.targets import module_report
 
 
 def layered(keys: int, width: int) -> nn.Module:
@@ -76,7 +76,7 @@ def main() -> None:
     for width in (4, 64):
         model = layered(arguments.keys, width)
         state = model.state_dict()
-        module_calls.forget()
+        module_report.forget()
         first = milliseconds(lambda: watched(model, state))  # noqa: B023 - called at once
         title = f"load_state_dict, {len(state):,} keys of {width} x {width}"
         print(f"{title + ', the first':48} {'':16} on {first:9.3f} ms")

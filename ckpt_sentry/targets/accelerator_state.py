@@ -247,7 +247,7 @@ def _judge(load: Load, parts: list[_Part], say: Callable[..., str]) -> None:
     """
     :raises LowCoverageError: a model gets too little; or nothing at all, where the caller has said strict=False.
     """
-    from ckpt_sentry.targets.module_calls import SOMETHING
+    from ckpt_sentry.targets.module_report import SOMETHING
 
     settings, state = config.settings(), load.notes[NOTE]
     for part in parts:

@@ -25,7 +25,7 @@ from ckpt_sentry.errors import LowCoverageError
 from ckpt_sentry.render.note import note
 from ckpt_sentry.targets import accelerate_text, module_facts, proof
 from ckpt_sentry.targets.exceptions import INTERRUPTS, attach, describe
-from ckpt_sentry.targets.module_calls import SOMETHING
+from ckpt_sentry.targets.module_report import SOMETHING
 
 if TYPE_CHECKING:
     from ckpt_sentry.checkpoints.state_file import StateFile

@@ -29,7 +29,7 @@ from safetensors.torch import load_file, load_model, save_file  # noqa: E402
 from torch.distributed.checkpoint.state_dict import set_model_state_dict  # noqa: E402
 
 from ckpt_sentry import install, loads, uninstall  # noqa: E402
-from ckpt_sentry.targets import module_calls  # noqa: E402
+from ckpt_sentry.targets import module_calls, module_report  # noqa: E402
 from tests import chaos  # noqa: E402
 from tests.targets.nets import Net, renamed, values  # noqa: E402
 
@@ -59,7 +59,7 @@ def outcomes(state: Accelerator) -> list[tuple[Any, ...]]:
     Good loads, missing and renamed keys, other shapes, files that are none.
     """
     with contextlib.suppress(Exception):
-        module_calls.forget()
+        module_report.forget()
     # What a broken point may have left: each is to be met by the next.
     loads._current.set(None)
     module_calls._inside.set(False)

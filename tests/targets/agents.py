@@ -15,7 +15,7 @@ import pytest
 from ckpt_sentry import config, hooks, speaker
 from ckpt_sentry.audit.report import LoadReport
 from ckpt_sentry.collector import records
-from ckpt_sentry.targets import module_calls, provenance
+from ckpt_sentry.targets import module_report, provenance
 from ckpt_sentry.telemetry.events import LoadFinished
 
 
@@ -79,7 +79,7 @@ def fresh(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
     monkeypatch.setenv("CKPT_SENTRY_DIR", str(directory))
     config.reset()
     monkeypatch.setattr(speaker, "_own", None)
-    module_calls.forget()
+    module_report.forget()
     provenance.forget()
     yield Agent(directory, monkeypatch)
     config.reset()

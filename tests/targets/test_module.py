@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import set_model_state_dict
 
 from ckpt_sentry import LowCoverageError, hooks, loads
 from ckpt_sentry.audit.report import Coverage, ModelSummary
-from ckpt_sentry.targets import module_calls
+from ckpt_sentry.targets import module_calls, module_report
 from tests.targets.agents import Agent, codes, fresh, hooked
 from tests.targets.nets import Net, equal, renamed, values
 
@@ -61,10 +61,10 @@ def test_the_same_kind_of_good_load_is_recorded_once(agent: Agent) -> None:
 
 
 def test_kinds_of_good_loads_are_bounded(agent: Agent) -> None:
-    for width in range(1, module_calls.MOST_KINDS + 10):
+    for width in range(1, module_report.MOST_KINDS + 10):
         model = nn.ModuleDict({f"layer{width}": nn.Linear(1, 1)})
         model.load_state_dict(model.state_dict())
-    assert len(agent.reports()) == module_calls.MOST_KINDS
+    assert len(agent.reports()) == module_report.MOST_KINDS
 
 
 @pytest.mark.usefixtures("agent")

@@ -1,0 +1,184 @@
+"""
+What is said of a call that fills a module, and how often: good loads of one kind are said once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from ckpt_sentry import config, loads
+from ckpt_sentry.audit.policy import Policy
+from ckpt_sentry.audit.report import LoadReport
+from ckpt_sentry.audit.verdict import verdict
+from ckpt_sentry.errors import LowCoverageError
+from ckpt_sentry.render.note import note
+from ckpt_sentry.targets import accelerate_text, module_facts, module_judge
+from ckpt_sentry.targets.exceptions import attach, describe
+
+if TYPE_CHECKING:
+    from ckpt_sentry.audit.inventory import Inventory
+    from ckpt_sentry.audit.report import Facts
+    from ckpt_sentry.targets.module_calls import Call
+    from ckpt_sentry.targets.module_judge import Lists
+
+MOST_KINDS: Final = 64
+"""Kinds of good loads that are recorded in one process, and as many of others."""
+
+SOMETHING: Final = 1e-12
+"""The coverage of a load that brought in anything at all."""
+
+
+class _Kinds:
+    """
+    The kinds of loads that have been recorded in this process. A set only grows: threads need no lock.
+    """
+
+    def __init__(self) -> None:
+        self.good: set[tuple[Any, ...]] = set()
+        self.other: set[tuple[Any, ...]] = set()
+        self.failed: dict[tuple[Any, ...], LoadReport] = {}
+
+    @staticmethod
+    def is_new(kinds: set[tuple[Any, ...]], kind: tuple[Any, ...]) -> bool:
+        if kind in kinds or len(kinds) >= MOST_KINDS:
+            return False
+        kinds.add(kind)
+        return True
+
+
+_kinds = _Kinds()
+
+
+def say(call: Call, lists: Lists, error: BaseException | None) -> None:
+    """
+    Record how a call ended, where that is news.
+
+    :raises LowCoverageError: the settings refuse it.
+    """
+    if error is not None:
+        _refused(call, lists, error)
+    elif lists.missing or lists.unexpected:
+        _partial(call, lists)
+    else:
+        _whole(call)
+
+
+def forget() -> None:
+    """
+    Forget which kinds of loads were recorded.
+    """
+    _kinds.good.clear()
+    _kinds.other.clear()
+    _kinds.failed.clear()
+
+
+def _whole(call: Call) -> None:
+    empty = module_judge.on_meta(call.module)
+    kind = (call.module_class, hash(tuple(call.state_dict)), hash(empty), call.aligned is not None)
+    is_new = _kinds.is_new(_kinds.good, kind)
+    if not is_new and not (empty and config.settings().mode == "strict"):
+        return
+    facts = module_judge.whole(call.module, call.state_dict)
+    error = None
+    if empty:
+        facts = module_judge.unfilled(facts, call.module, (), empty, call.meta_words)
+        # torch itself says that it does nothing: a warning does, but for "strict".
+        error = _refusal(call, facts, module_facts.model_inventory(call.module), (), tolerated=True)
+    _conclude(call, facts, call.state_dict, error, is_new=is_new)
+
+
+def _partial(call: Call, lists: Lists) -> None:
+    is_part = not call.is_strict and not lists.unexpected
+    # Shards and adapters come one after the other: they are one kind, as long as they bring in anything.
+    keys = len(call.state_dict)
+    kind = (call.module_class, keys + len(lists.missing), keys > 0) if is_part else _kind(call, lists)
+    settings = config.settings()
+    is_new = _kinds.is_new(_kinds.other, kind)
+    if not is_new and settings.mode != "strict" and not call.is_strict:
+        return
+    found = module_judge.judged(call.module, call.state_dict, lists, call.remedy())
+    facts = found.facts
+    if is_part and found.examination.coverage.keys > 0:
+        facts = module_judge.softened(facts)
+    tolerated = not call.is_strict
+    if empty := module_judge.on_meta(call.module):
+        facts = module_judge.unfilled(facts, call.module, set(lists.missing), empty, call.meta_words)
+        tolerated = True
+    error = _refusal(call, facts, found.wanted, found.examination.difference.missing, tolerated=tolerated)
+    _conclude(call, facts, () if is_part else _sorted(lists), error, is_new=is_new)
+
+
+def _refusal(
+    call: Call, facts: Facts, wanted: Inventory, missing: Sequence[str], *, tolerated: bool
+) -> LowCoverageError | None:
+    mode = config.settings().mode
+    minimum = 1.0 if mode == "strict" else SOMETHING
+    if Policy(mode=mode, minimum=minimum, tolerated=tolerated).refusal(facts.coverage) is None:
+        return None
+    return LowCoverageError(accelerate_text.loaded(call.entry.name, facts, wanted, missing, minimum))
+
+
+def _conclude(call: Call, facts: Facts, keys: Iterable[Any], error: LowCoverageError | None, *, is_new: bool) -> None:
+    """
+    Record what is new or refused, and raise the refusal.
+    """
+    if is_new or error is not None:
+        report = _record(call, facts, keys, error)
+        if error is not None:
+            error.ckpt_sentry = report
+            raise error
+
+
+def _refused(call: Call, lists: Lists, error: BaseException) -> None:
+    found = module_judge.judged(call.module, call.state_dict, lists, call.remedy())
+    facts = module_judge.decisive(found.facts, lists)
+    kind = (call.module_class, facts)
+    report = _kinds.failed.get(kind)
+    if report is None and len(_kinds.failed) < MOST_KINDS:
+        report = _record(call, facts, _sorted(lists), error)
+    if report is not None:
+        _kinds.failed[kind] = report
+        attach(error, note(report), report)
+
+
+def _kind(call: Call, lists: Lists) -> tuple[Any, ...]:
+    return call.module_class, hash(_sorted(lists))
+
+
+def _sorted(lists: Lists) -> tuple[str, ...]:
+    return (*sorted(lists.missing), "", *sorted(lists.unexpected))
+
+
+def _record(call: Call, facts: Facts, keys: Iterable[Any], error: BaseException | None) -> LoadReport | None:
+    """
+    Make a load of the call, now that it is over, and hand on its report.
+    """
+    digest = _digest(keys)
+    seconds = time.perf_counter() - call.began
+    kind = f"{call.entry.name}:{call.module_class}:{digest}"
+    load = loads.begin("torch", call.entry.name, facts.path, kind=kind, seconds_ago=seconds)
+    if load is None:
+        return None
+    if call.aligned is not None:
+        facts = replace(facts, findings=(call.aligned, *facts.findings))
+    if facts.model is not None:
+        facts = replace(facts, model=replace(facts.model, name=type(call.module).__name__))
+    load.facts = replace(facts, key_digest=digest)
+    described = None if error is None else describe(error, None)
+    try:
+        if described is not None:
+            load.failing(described)
+        # What the agent refuses is judged by what came in; what torch refuses has failed.
+        fatal = None if isinstance(error, LowCoverageError) else described
+        return load.finish(verdict(error=fatal, coverage=facts.coverage, findings=facts.findings), described)
+    finally:
+        load.leave()
+
+
+def _digest(keys: Iterable[Any]) -> str:
+    text = "\0".join(map(str, keys))
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
