@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ckpt_sentry import config
+from ckpt_sentry.audit.coverage import FULL
 from ckpt_sentry.audit.examine import examine
 from ckpt_sentry.audit.inventory import Entry, Inventory
-from ckpt_sentry.audit.report import CheckpointSummary, Coverage, ModelSummary
+from ckpt_sentry.audit.report import CheckpointSummary, ModelSummary
 from ckpt_sentry.checkpoints.paths import mask
 from ckpt_sentry.checkpoints.step import find_step, peek_step
 from ckpt_sentry.targets import dcp_keys, dcp_values
+from ckpt_sentry.targets.dcp_reads import reads
 from ckpt_sentry.targets.dcp_whole import whole
 
 if TYPE_CHECKING:
@@ -90,10 +92,20 @@ def note_arguments(load: Load, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 def note_step_function(load: Load, function: Callable[[], Any], wrapper: Any) -> None:
     """
     Remember the step that torch is about to run on this rank: its closure tells planner and metadata.
+
+    The step that reads tells the plan that a planner's `create_global_plan` has made of those of all ranks.
     """
+    cells = _closure(function)
+    if "central_plan" in cells and load.facts.coverage == FULL and _replans(cells.get("planner")):
+        note_plan(load, cells["central_plan"])
     load.notes["function"] = function
     load.notes["group_rank"] = getattr(wrapper, "rank", 0)
     load.notes["gathers"] = bool(getattr(wrapper, "use_dist", True))
+
+
+def _replans(planner: Any) -> bool:
+    own = getattr(type(planner), "create_global_plan", None)
+    return not getattr(own, "__module__", "").startswith("torch.distributed.checkpoint.")
 
 
 def note_plan(load: Load, plan: Any) -> None:
@@ -125,7 +137,7 @@ def _note_whole(load: Load, seen: Whole, metadata: Any) -> None:
         checkpoint=_summary((seen.keys, seen.elements, seen.bytes), metadata, MOST_WHOLE_ITEMS),
         model=ModelSummary(seen.keys, seen.elements, seen.bytes),
         bytes_read=seen.bytes_read,
-        coverage=Coverage(1.0, 1.0),
+        coverage=FULL,
         utilisation=1.0,
     )
 
@@ -137,7 +149,7 @@ def _take_apart(load: Load, wanted: Mapping[str, Any], metadata: Any, plan: Any)
     seen: dict[tuple[Any, Any], Entry] = {}
     model = Inventory(_model_entries(wanted, seen))
     checkpoint = Inventory(_checkpoint_entries(metadata.state_dict_metadata, seen))
-    fractions, bytes_read = _reads(plan, wanted, model, checkpoint)
+    fractions, bytes_read = reads(plan, wanted, model, checkpoint)
     settings = config.settings()
     examination = examine(model, checkpoint, allow_missing=settings.allow_missing, read_fractions=fractions)
     load.facts = replace(
@@ -146,6 +158,7 @@ def _take_apart(load: Load, wanted: Mapping[str, Any], metadata: Any, plan: Any)
         model=ModelSummary(*_totals(model.entries.values())),
         bytes_read=bytes_read,
     ).examined(replace(examination, findings=dcp_keys.findings(examination, metadata.planner_data)))
+    load.facts = load.facts.with_findings(dcp_keys.not_read(examination, fractions or {}))
     difference = examination.difference
     load.notes["untouched"] = {*difference.missing, *(pair.key for pair in difference.retyped)}
     load.notes["nothing"] = bool(model.entries) and len(difference.missing) == len(model.entries)
@@ -333,56 +346,6 @@ def _writers(files: set[Any]) -> int | None:
     """
     ranks = {name.split("_")[2] for name in map(str, files) if name.startswith("__") and name.endswith(".distcp")}
     return len(ranks) or None
-
-
-def _reads(
-    plan: Any, wanted: Mapping[str, Any], model: Inventory, checkpoint: Inventory
-) -> tuple[dict[str, float] | None, int]:
-    """
-    What this rank will read of what it holds: the fraction of each key that is not read whole, and bytes in all.
-
-    A key whose entries differ on both sides has a fraction in any case: it tells that the values are read all the same.
-    """
-    items = getattr(plan, "items", None)
-    if items is None:
-        return None, 0
-    read: dict[str, int] = {}
-    for item in items:
-        key = item.dest_index.fqn
-        read[key] = read.get(key, 0) + item.lengths.numel()
-    if len(read) < len(wanted):
-        read |= dict.fromkeys((key for key in wanted if key not in read), 0)
-    ours, theirs = model.entries, checkpoint.entries
-    sizes: dict[int, tuple[int, int]] = {}
-    bytes_read, fractions = 0, {}
-    for key, elements in read.items():
-        entry = theirs.get(key)
-        if entry is None or entry.shape is None:
-            continue
-        size = sizes.get(id(entry))
-        if size is None:
-            size = sizes[id(entry)] = (entry.elements, entry.nbytes // entry.elements if entry.elements else 0)
-        bytes_read += elements * size[1]
-        value, is_same = wanted.get(key), ours.get(key) is entry
-        if is_same and elements >= size[0] and type(value) in _TENSOR_TYPES:
-            continue
-        local = local_elements(value)
-        if local and (elements < local or not is_same):
-            fractions[key] = min(1.0, elements / local)
-    return fractions, bytes_read
-
-
-def local_elements(value: Any) -> int:
-    """
-    How many elements of a tensor this rank holds: of a plain tensor all, of a DTensor or ShardedTensor its shards.
-    """
-    if type(value) in _TENSOR_TYPES:
-        return int(value.numel())
-    if (local := getattr(value, "_local_tensor", None)) is not None:
-        return int(local.numel())
-    if callable(shards := getattr(value, "local_shards", None)):
-        return sum(int(shard.tensor.numel()) for shard in shards())
-    return int(value.numel()) if isinstance(value, torch.Tensor) else 0
 
 
 def _digest(keys: Iterable[str]) -> str:

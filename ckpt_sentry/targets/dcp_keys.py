@@ -19,7 +19,7 @@ from ckpt_sentry.checkpoints.dcp_metadata import DcpMetadata, Stored
 from ckpt_sentry.checkpoints.step import STEP_KEYS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from ckpt_sentry.audit.examine import Examination
     from ckpt_sentry.audit.inventory import Entry
@@ -53,6 +53,23 @@ def findings(examination: Examination, paths: Mapping[str, Any] | None) -> tuple
         )
         said.append(Finding("unexpected_keys", "info", text))
     return (*said, _idle(idle))
+
+
+def not_read(examination: Examination, fractions: Mapping[str, float]) -> Iterator[Finding]:
+    """
+    Say which keys the plan leaves out, or reads in part, though both sides have them in one shape.
+
+    `fractions` is the part in [0, 1] of each key that is not read whole.
+    """
+    other = {pair.key for pair in (*examination.difference.mismatched, *examination.difference.retyped)}
+    lacking = [key for key, part in fractions.items() if part < 1 and key not in other]
+    if lacking:
+        verb = "is" if len(lacking) == 1 else "are"
+        text = f"{keys(len(lacking))} {verb} read in part or not at all: {listing(tuple(folds(lacking)))}."
+        step = (
+            "Look at the plan that the planner makes; if it is torch's own, the chunks in the checkpoint leave holes."
+        )
+        yield Finding("not_read", "warning", text, step)
 
 
 def _is_renamed(examination: Examination) -> bool:

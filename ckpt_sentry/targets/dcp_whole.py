@@ -8,12 +8,13 @@ A good load pays for this one pass. Where it finds anything else, `dcp_facts` ta
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
@@ -33,12 +34,12 @@ def whole(wanted: Mapping[str, Any], saved: Mapping[str, Any], plan: Any, planne
     """
     Compare the flat state dict, `Metadata.state_dict_metadata` and the rank's `LoadPlan`; None unless all agree.
 
-    What a rank reads is known by its total: the planner makes no item that is larger than what it is read into
-    (planner_helpers.py, `create_read_items_for_chunk_list`), so a total that is right has no part that is not. The
-    shapes of plain tensors are not compared where the planner has just done so and would have raised.
+    What a rank reads by torch's own plan is known by its total: no item is larger than what it is read into, and none
+    is there twice (planner_helpers.py, `create_read_items_for_chunk_list`). Nor are shapes of plain tensors compared
+    that this planner has compared: it would have raised. Of a planner of another kind all is looked at, key by key.
     """
     items = getattr(plan, "items", None)
-    if items is None or len(wanted) != len(saved) or not (_compares_sizes(planner) or _same_shapes(wanted, saved)):
+    if items is None or len(wanted) != len(saved) or not (_compares_sizes(planner) or _fits(wanted, saved, items)):
         return None
     elements = size = 0
     others = []
@@ -81,10 +82,19 @@ def _compares_sizes(planner: Any) -> bool:
     return any(isinstance(text, str) and text.startswith("Size mismatch") for text in getattr(code, "co_consts", ()))
 
 
-def _same_shapes(wanted: Mapping[str, Any], saved: Mapping[str, Any]) -> bool:
+def _fits(wanted: Mapping[str, Any], saved: Mapping[str, Any], items: Iterable[Any]) -> bool:
+    """
+    Whether plain tensors have one shape on both sides, and each key is read, a plain tensor whole.
+    """
+    read: Counter[str] = Counter()
+    for item in items:
+        read[item.dest_index.fqn] += item.lengths.numel()
     try:
-        return all(value.shape == saved[key].size for key, value in wanted.items() if type(value) in _PLAIN)
-    except (AttributeError, KeyError):
+        return all(
+            value.shape == saved[key].size and read[key] >= value.numel() if type(value) in _PLAIN else key in read
+            for key, value in wanted.items()
+        )
+    except (AttributeError, KeyError):  # not a tensor over there, or nothing
         return False
 
 

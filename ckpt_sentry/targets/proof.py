@@ -35,6 +35,7 @@ FEW: Final = 16
 MANY: Final = 64
 
 _CHUNK_BYTES: Final = 1 << 24
+_REAL: Final = {"complex64": "float32", "complex128": "float64"}
 _CHECKPOINT_WRAPPED: Final = "_checkpoint_wrapped_module"
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 Held: TypeAlias = "torch.Tensor | Slot"
@@ -72,7 +73,9 @@ def prove(holder: Holder, claims: Sequence[Claim], depth: Literal["sample", "ful
     outcome = Outcome()
     count = SAMPLE_COUNT if len(claims) <= MANY else FEW
     with Sampler() as sampler, _undisturbed():
-        found = [(name, held, slots) for name, slots in claims if (held := holder.find(name)) is not None and slots]
+        found = [
+            (name, *_real(held, slots)) for name, slots in claims if (held := holder.find(name)) is not None and slots
+        ]
         first = ((name, held, slots[0]) for name, held, slots in found)
         quick = quick_proof.equal(first, sampler, count) if depth == "sample" else {}
         for name, held, slots in found:
@@ -86,6 +89,26 @@ def prove(holder: Holder, claims: Sequence[Claim], depth: Literal["sample", "ful
                 seen = _compare(held, slots, sampler, count)
             _note(outcome, name, held, seen)
     return outcome
+
+
+def _real(held: Held, slots: tuple[Slot, ...]) -> tuple[Held, tuple[Slot, ...]]:
+    """
+    Complex numbers as the pairs of real ones that they are in memory and in a file; all others as they are.
+    """
+    if slots[0].dtype not in _REAL:
+        return held, slots
+    if isinstance(held, Slot):
+        held = _real_slot(held)
+    elif held.is_complex():
+        held = torch.view_as_real(held.detach().resolve_conj())
+    return held, tuple(map(_real_slot, slots))
+
+
+def _real_slot(slot: Slot) -> Slot:
+    if slot.dtype not in _REAL:
+        return slot
+    strides = None if slot.strides is None else (*(2 * stride for stride in slot.strides), 1)
+    return slot._replace(dtype=_REAL[slot.dtype], shape=(*slot.shape, 2), strides=strides)
 
 
 def _note(outcome: Outcome, name: str, held: Held, seen: _Seen) -> None:

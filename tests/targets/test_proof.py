@@ -50,6 +50,23 @@ def test_a_cast_is_no_difference(tmp_path, saved, wanted, depth):
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_complex_values_are_compared_in_both_parts(tmp_path, depth, dtype):
+    value = torch.randn(40, 30, dtype=dtype)
+    other = value.clone()
+    other[-1, -1] += 1j
+
+    outcome = proved(
+        holding(a=value, b=other, c=value.T.contiguous().T, d=torch.conj(value)),
+        {name: value.clone() for name in "abc"} | {"d": torch.conj(value).resolve_conj()},
+        tmp_path,
+        depth,
+    )
+
+    assert (sorted(outcome.checked), outcome.differing) == (["a", "b", "c", "d"], ["b"])
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
 def test_other_values_differ(tmp_path, depth):
     outcome = proved(
         holding(a=torch.randn(300), b=torch.zeros(3)), {"a": torch.randn(300), "b": torch.ones(3)}, tmp_path, depth

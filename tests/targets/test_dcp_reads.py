@@ -1,0 +1,112 @@
+"""
+What planners of other kinds leave out of a plan is seen, key by key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+from torch.distributed.checkpoint.planner import LoadPlan
+
+from ckpt_sentry.audit.report import Coverage
+from tests.targets.agents import Agent, codes, fresh, hooked
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _hooks() -> Iterator[None]:
+    with hooked():
+        yield
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
+    with fresh(tmp_path / "records", monkeypatch) as made:
+        yield made
+
+
+def state(value: float = 0.0) -> dict[str, Any]:
+    return {"model": {"a": torch.full((3,), value), "b": torch.full((3,), value)}, "step": int(value), "name": "x"}
+
+
+class Plain(dcp.DefaultLoadPlanner):
+    """
+    Does as torch does, in methods of its own.
+    """
+
+    def create_local_plan(self) -> LoadPlan:
+        return super().create_local_plan()
+
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        return super().create_global_plan(global_plan)
+
+
+class Twice(dcp.DefaultLoadPlanner):
+    """
+    Reads one key twice and another never: the total is right.
+    """
+
+    def create_local_plan(self) -> LoadPlan:
+        items = super().create_local_plan().items
+        (first,) = (item for item in items if item.dest_index.fqn == "model.a")
+        return LoadPlan([first if item.dest_index.fqn == "model.b" else item for item in items])
+
+
+class NoObjects(dcp.DefaultLoadPlanner):
+    """
+    Leaves out what is no tensor.
+    """
+
+    def create_local_plan(self) -> LoadPlan:
+        return LoadPlan([item for item in super().create_local_plan().items if item.dest_index.fqn.startswith("model")])
+
+
+class Nothing(dcp.DefaultLoadPlanner):
+    """
+    Drops everything when it has seen the plans of all ranks.
+    """
+
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        return [replace(plan, items=[]) for plan in global_plan]
+
+
+@pytest.mark.parametrize(
+    ("planner", "outcome", "said"),
+    [
+        (dcp.DefaultLoadPlanner, ("ok", 1.0), None),
+        (Plain, ("ok", 1.0), None),
+        (Twice, ("partial", 0.75), "1 key is read in part or not at all: model.b."),
+        (NoObjects, ("partial", 0.5), "2 keys are read in part or not at all: {name,step}."),
+        (Nothing, ("no_op", 0.0), "4 keys are read in part or not at all: model.{a,b}, {name,step}."),
+    ],
+)
+def test_what_a_plan_leaves_out_is_named(
+    agent: Agent, tmp_path: Path, planner: type[dcp.DefaultLoadPlanner], outcome: tuple[str, float], said: str | None
+) -> None:
+    dcp.save(state(7.0), checkpoint_id=tmp_path / "step-7", no_dist=True)
+    dcp.load(state(), checkpoint_id=tmp_path / "step-7", planner=planner(), no_dist=True)
+    report = agent.last()
+    assert (report.verdict, report.coverage.keys) == outcome
+    assert [found.text for found in report.findings] == ([] if said is None else [said])
+
+
+def test_chunks_that_leave_a_hole(agent: Agent, tmp_path: Path) -> None:
+    dcp.save({"w": torch.ones(8), "v": torch.ones(2)}, checkpoint_id=tmp_path / "step-7", no_dist=True)
+
+    class Reader(dcp.FileSystemReader):
+        def read_metadata(self) -> dcp.Metadata:
+            metadata = super().read_metadata()
+            metadata.state_dict_metadata["w"].chunks = [ChunkStorageMetadata(torch.Size([0]), torch.Size([6]))]
+            return metadata
+
+    wanted = {"w": torch.zeros(8), "v": torch.zeros(2)}
+    dcp.load(wanted, storage_reader=Reader(tmp_path / "step-7"), no_dist=True)
+    assert (wanted["w"] == 0).sum() == 2
+    report = agent.last()
+    assert (report.verdict, codes(report), report.coverage) == ("partial", ["not_read"], Coverage(1.0, 0.8))
