@@ -169,14 +169,17 @@ def _findings(call: Call, outcome: Outcome, claims: Sequence[Claim], stale: Coll
     yield from _lost_ties(call, lost)
     if from_folder:
         folder = shown_path(str(call.arguments.get("offload_folder")))
-        text = f"{_count(from_folder)} get other values from {folder}, filled by another load: {_keys(from_folder)}."
+        text = f"{_count(from_folder, 'gets', 'get')} other values from {folder}, filled by another load"
+        text += f": {_keys(from_folder)}."
         yield Finding("stale_offload_folder", "error", text, "Pass an empty offload_folder for each checkpoint.")
     if others:
-        text = f"{_count(others)} of the model do not hold the checkpoint's values: {_keys(others)}."
+        what = _count(others, "of the model does", "of the model do")
+        text = f"{what} not hold the checkpoint's values: {_keys(others)}."
         yield Finding("values_not_loaded", "error", text, "Look for code that sets or shares these tensors.")
     yield from _both_saved(outcome, claims)
     if outcome.not_finite:
-        text = f"{_count(outcome.not_finite)} hold NaN, in the checkpoint already: {_keys(outcome.not_finite)}."
+        what = _count(outcome.not_finite, "holds", "hold")
+        text = f"{what} NaN, in the checkpoint already: {_keys(outcome.not_finite)}."
         yield Finding("non_finite_values", "warning", text, "Load the checkpoint before the one that diverged.")
 
 
@@ -226,8 +229,8 @@ def without_values(call: Call) -> list[str]:
     return found
 
 
-def _count(names: Sequence[str]) -> str:
-    return "1 tensor" if len(names) == 1 else f"{len(names):,} tensors"
+def _count(names: Sequence[str], one: str, more: str) -> str:
+    return f"1 tensor {one}" if len(names) == 1 else f"{len(names):,} tensors {more}"
 
 
 def _keys(names: Iterable[str]) -> str:

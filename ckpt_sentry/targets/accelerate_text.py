@@ -49,7 +49,8 @@ def disproved(entry_point: str, facts: Facts) -> str:
     part = "" if coverage is None else f" although {_coverage(coverage)} match"
     head = f"{entry_point} left wrong values in the model{part}"
     if proof is not None:
-        head += f": {proof.differing.count:,} of {proof.checked:,} compared tensors differ from the checkpoint"
+        verb = "differs" if proof.differing.count == 1 else "differ"
+        head += f": {proof.differing.count:,} of {proof.checked:,} compared tensors {verb} from the checkpoint"
     lines = [head, *_checkpoint(facts)]
     for finding in facts.findings:
         if finding.level == "error":

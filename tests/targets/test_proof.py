@@ -50,9 +50,8 @@ def test_a_cast_is_no_difference(tmp_path, saved, wanted, depth):
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
-def test_complex_values_are_compared_in_both_parts(tmp_path, depth, dtype):
-    value = torch.randn(40, 30, dtype=dtype)
+def test_complex_values_are_compared_in_both_parts(tmp_path, depth):
+    value = torch.randn(40, 30, dtype=torch.complex64)
     other = value.clone()
     other[-1, -1] += 1j
 
