@@ -6,9 +6,9 @@ What the agent costs a load by accelerate, and what it saves: `python benchmarks
   yet: such a "load" of any size takes as long as its bookkeeping, so what the agent adds is given in milliseconds.
 * refused/loaded: a checkpoint of twice the size with a wrong prefix, refused, and the same one loaded under its name.
 
-Medians, and the spread of the ratios of neighbouring pairs, in two ways. "cached": the file lies in the page cache, and
-the seconds are CPU time of one thread, which is what the load takes at best. "from disk": the file is put out of the
-cache before each load, and the seconds are those on the clock.
+Medians, and the spread of the ratios of neighbouring pairs, in two ways: "cached", the file lies in the page cache, and
+"from disk", it is put out of the cache before each load. Seconds are those of the CPU and those on the clock, of one
+thread; a wait for the disk is on the clock alone, and on shared machines it is mostly noise.
 """
 
 from __future__ import annotations
@@ -84,12 +84,20 @@ def save(path: Path, gigabytes: float, prefix: str = "") -> None:
 
 class Way(NamedTuple):
     """
-    How a load is measured: what is done to its file before, and by which clock.
+    How a load is measured: what is done to its file before.
     """
 
     name: str
     prepare: Callable[[Path], object]
-    clock: Callable[[], float]
+
+
+class Seconds(NamedTuple):
+    """
+    What a load takes.
+    """
+
+    cpu: float
+    clock: float
 
 
 def evict(path: Path) -> None:
@@ -101,18 +109,18 @@ def evict(path: Path) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-WAYS = (Way("cached", lambda _: None, time.process_time), Way("from disk", evict, time.perf_counter))
+WAYS = (Way("cached", lambda _: None), Way("from disk", evict))
 
 
-def timed(load: Callable[[], object], path: Path, way: Way) -> float:
+def timed(load: Callable[[], object], path: Path, way: Way) -> Seconds:
     """
     Seconds that a load takes, garbage of the last one not counted.
     """
     gc.collect()
     way.prepare(path)
-    began = way.clock()
+    began = Seconds(time.process_time(), time.perf_counter())
     load()
-    return way.clock() - began
+    return Seconds(time.process_time() - began.cpu, time.perf_counter() - began.clock)
 
 
 def quartiles(ratios: list[float]) -> str:
@@ -129,8 +137,10 @@ def cost(folder: Path, gigabytes: float, pairs: int) -> None:
     target = model(gigabytes)
     for way in WAYS:
         on, off = alternate(partial(big_modeling.load_checkpoint_and_dispatch, target, str(path)), path, way, pairs)
-        ratios = [one / other for one, other in zip(on, off, strict=True)]
-        print(f"good load of {gigabytes:g} GB, {way.name}, {statistics.median(off):.2f} s: on/off {quartiles(ratios)}")
+        for kind in Seconds._fields:
+            ratios = [getattr(one, kind) / getattr(other, kind) for one, other in zip(on, off, strict=True)]
+            middle = statistics.median(getattr(one, kind) for one in off)
+            print(f"good load of {gigabytes:g} GB, {way.name}, {kind} {middle:.2f} s: on/off {quartiles(ratios)}")
     del target
     on, off = alternate(
         lambda: big_modeling.load_checkpoint_and_dispatch(
@@ -140,16 +150,16 @@ def cost(folder: Path, gigabytes: float, pairs: int) -> None:
         WAYS[0],
         pairs,
     )
-    more = statistics.median(on) - statistics.median(off)
-    print(f"mapped, not read, {statistics.median(off) * 1e3:.0f} ms: {more * 1e3:+.1f} ms with the agent")
+    with_it, without = (statistics.median(one.cpu for one in some) for some in (on, off))
+    print(f"mapped, not read, cpu {without * 1e3:.0f} ms: {(with_it - without) * 1e3:+.1f} ms with the agent")
     path.unlink()
 
 
-def alternate(load: Callable[[], object], path: Path, way: Way, pairs: int) -> tuple[list[float], list[float]]:
+def alternate(load: Callable[[], object], path: Path, way: Way, pairs: int) -> tuple[list[Seconds], list[Seconds]]:
     """
     Seconds with the agent and without, in pairs, of which every other begins with the agent.
     """
-    seconds: dict[bool, list[float]] = {True: [], False: []}
+    seconds: dict[bool, list[Seconds]] = {True: [], False: []}
     ckpt_sentry.install()
     load()
     for pair in range(pairs):
@@ -168,18 +178,20 @@ def saving(folder: Path, gigabytes: float, pairs: int) -> None:
     target = model(gigabytes)
     right = nn.ModuleDict({"model": target})
     for way in WAYS:
-        factors, refused = [], []
+        loaded, refused = [], []
         for _ in range(pairs):
             ckpt_sentry.uninstall()
             load = partial(big_modeling.load_checkpoint_and_dispatch, right, str(path))
-            loaded = timed(load, path, way)
+            loaded.append(timed(load, path, way))
             ckpt_sentry.install()
             refused.append(timed(partial(refuse, target, path), path, way))
-            factors.append(loaded / refused[-1])
-        print(
-            f"wrong prefix, {gigabytes:g} GB, {way.name}: refused in {statistics.median(refused) * 1e3:.1f} ms, "
-            f"{statistics.median(factors):.0f} times as fast as loaded ({min(factors):.0f} to {max(factors):.0f})"
-        )
+        for kind in Seconds._fields:
+            factors = [getattr(one, kind) / getattr(other, kind) for one, other in zip(loaded, refused, strict=True)]
+            middle = statistics.median(getattr(one, kind) for one in refused)
+            print(
+                f"wrong prefix, {gigabytes:g} GB, {way.name}, {kind}: refused in {middle * 1e3:.1f} ms, "
+                f"{statistics.median(factors):.0f} times as fast as loaded ({min(factors):.0f} to {max(factors):.0f})"
+            )
 
 
 def refuse(wrong: nn.Module, path: Path) -> None:
