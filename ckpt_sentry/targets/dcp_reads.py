@@ -32,7 +32,7 @@ def reads(
         key = item.dest_index.fqn
         read[key] = read.get(key, 0) + item.lengths.numel()
     unread = wanted.keys() - read if len(read) < len(wanted) else set()
-    read |= dict.fromkeys(sorted(unread), 0)
+    read |= dict.fromkeys((key for key in wanted if key in unread), 0)
     ours, theirs = model.entries, checkpoint.entries
     sizes: dict[int, tuple[int, int]] = {}
     bytes_read, fractions = 0, {}
