@@ -8,7 +8,7 @@ value is read and nothing is kept.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -49,7 +49,11 @@ def tensors_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
     A module that is reachable by two paths is walked on both, as `nn.Module.state_dict` does.
     """
-    for path, part in parts_of(module):
+    return _tensors_in(parts_of(module))
+
+
+def _tensors_in(parts: Iterable[tuple[str, torch.nn.Module]]) -> Iterator[tuple[str, torch.Tensor]]:
+    for path, part in parts:
         prefix = f"{path}." if path else ""
         for name, value in part._parameters.items():
             if value is not None:
@@ -79,12 +83,13 @@ def model_inventory(module: torch.nn.Module) -> Inventory:
     entries: dict[str, Entry] = {}
     owners: dict[Any, str] = {}
     ties: dict[str, str] = {}
-    for key, value in tensors_of(module):
+    parts = parts_of(module)
+    for key, value in _tensors_in(parts):
         entries[key] = _entry(value, seen)
         owner = owners.setdefault(_storage(value), key)
         if owner != key:
             ties[key] = owner
-    for path, part in parts_of(module):
+    for path, part in parts:
         if type(part).get_extra_state is not torch.nn.Module.get_extra_state:
             entries[f"{path}.{_EXTRA_STATE}" if path else _EXTRA_STATE] = _NO_ENTRY
     return Inventory(entries, ties)
