@@ -155,6 +155,14 @@ def can_sample(slot: Slot) -> bool:
     return slot.offset is not None and slot.dtype in DECODERS
 
 
+def is_flat(slot: Slot) -> bool:
+    """
+    Say whether the elements lie one after the other from the slot's offset on, counted from the start of the file.
+    """
+    contiguous = slot.strides is None or slot.strides == contiguous_strides(slot.shape)
+    return contiguous and slot.record is None and slot.offset is not None
+
+
 def _position(index: int, slot: Slot) -> int:
     if slot.strides is None:
         return index

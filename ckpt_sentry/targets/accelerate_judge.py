@@ -225,7 +225,7 @@ def _left_on_meta(call: Call) -> Finding | None:
         step = None  # it does hold them, under other names
     if call.device_map is None:
         step = "Pass device_map={'': 'cpu'}, or 'auto': without a map nothing leaves the meta device."
-    what = "1 tensor is" if folded.count == 1 else f"{folded.count:,} tensors are"
+    what = accelerate_text.tensors(folded.count, "is", "are")
     text = f"{what} left on the meta device, without values: {keys}."
     return Finding("meta_left", "error" if call.device_map is None else "warning", text, step)
 
@@ -236,7 +236,7 @@ def stale_dispatch(load: Load, stale: list[str], checked: int, folder: str) -> L
     """
     folded = key_list(stale)
     keys = ", ".join(folded.keys[:_SHOWN]) + (", …" if len(folded.keys) > _SHOWN else "")
-    what = "1 tensor now comes" if folded.count == 1 else f"{folded.count:,} tensors now come"
+    what = accelerate_text.tensors(folded.count, "now comes", "now come")
     text = f"{what} from {shown_path(folder)} with values of another load: {keys}."
     step = "Pass an empty offload_dir: dispatch_model writes nothing where an index.json is there already."
     finding = Finding("stale_offload_folder", "error", text, step)

@@ -17,6 +17,7 @@ from ckpt_sentry.checkpoints.elements import Slot
 from ckpt_sentry.checkpoints.errors import HeaderError
 from ckpt_sentry.checkpoints.paths import shown_path
 from ckpt_sentry.targets import accelerate_facts, device_map, model_state, module_facts, offload, proof
+from ckpt_sentry.targets.accelerate_text import tensors
 from ckpt_sentry.targets.proof import Claim, Held, Holder, Outcome
 
 if TYPE_CHECKING:
@@ -169,16 +170,16 @@ def _findings(call: Call, outcome: Outcome, claims: Sequence[Claim], stale: Coll
     yield from _lost_ties(call, lost)
     if from_folder:
         folder = shown_path(str(call.arguments.get("offload_folder")))
-        text = f"{_count(from_folder, 'gets', 'get')} other values from {folder}, filled by another load"
+        text = f"{tensors(len(from_folder), 'gets', 'get')} other values from {folder}, filled by another load"
         text += f": {_keys(from_folder)}."
         yield Finding("stale_offload_folder", "error", text, "Pass an empty offload_folder for each checkpoint.")
     if others:
-        what = _count(others, "of the model does", "of the model do")
+        what = tensors(len(others), "of the model does", "of the model do")
         text = f"{what} not hold the checkpoint's values: {_keys(others)}."
         yield Finding("values_not_loaded", "error", text, "Look for code that sets or shares these tensors.")
     yield from _both_saved(outcome, claims)
     if outcome.not_finite:
-        what = _count(outcome.not_finite, "holds", "hold")
+        what = tensors(len(outcome.not_finite), "holds", "hold")
         text = f"{what} NaN, in the checkpoint already: {_keys(outcome.not_finite)}."
         yield Finding("non_finite_values", "warning", text, "Load the checkpoint before the one that diverged.")
 
@@ -227,10 +228,6 @@ def without_values(call: Call) -> list[str]:
     if isinstance(call.device_map, dict) and not call.dispatches:
         found = [name for name in found if device_map.device_of(call.device_map, name) != device_map.DISK]
     return found
-
-
-def _count(names: Sequence[str], one: str, more: str) -> str:
-    return f"1 tensor {one}" if len(names) == 1 else f"{len(names):,} tensors {more}"
 
 
 def _keys(names: Iterable[str]) -> str:

@@ -41,6 +41,13 @@ def loaded(entry_point: str, facts: Facts, wanted: Inventory, missing: Sequence[
     return _text(f"{entry_point} has loaded too little", facts, wanted, missing, minimum, would=False)
 
 
+def tensors(count: int, one: str, more: str) -> str:
+    """
+    "1 tensor" with the verb for one, or so many with that for more.
+    """
+    return f"1 tensor {one}" if count == 1 else f"{count:,} tensors {more}"
+
+
 def disproved(entry_point: str, facts: Facts) -> str:
     """
     The text of an error about values: the keys match, what the model holds does not.

@@ -25,6 +25,7 @@ from ckpt_sentry.checkpoints.step import find_step, peek_step
 from ckpt_sentry.targets import dcp_keys, dcp_values
 from ckpt_sentry.targets.dcp_reads import reads
 from ckpt_sentry.targets.dcp_whole import whole
+from ckpt_sentry.targets.tensors import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -42,7 +43,6 @@ MOST_TOP_KEYS = 1_000
 """Above this many keys a state dict is flat, and its keys are digested when they are compared anyway."""
 
 _RELATIVE_PATH = attrgetter("relative_path")
-_TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
 def path_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
@@ -256,7 +256,7 @@ def _model_entries(wanted: Mapping[str, Any], seen: dict[tuple[Any, Any], Entry]
     entries: dict[str, Entry] = {}
     known = seen.get
     for key, value in wanted.items():
-        entry = known((value.shape, value.dtype)) if type(value) in _TENSOR_TYPES else None
+        entry = known((value.shape, value.dtype)) if type(value) in PLAIN else None
         entries[key] = model_entry(value, seen) if entry is None else entry
     return entries
 

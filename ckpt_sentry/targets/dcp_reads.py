@@ -6,14 +6,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
+from ckpt_sentry.targets.tensors import PLAIN, local_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from ckpt_sentry.audit.inventory import Inventory
 
-_TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter)
+
+def elements_read(items: Iterable[Any]) -> dict[str, int]:
+    """
+    How many elements a plan's items read of each key; what is no tensor has none, and is there.
+    """
+    read: dict[str, int] = {}
+    for item in items:
+        key = item.dest_index.fqn
+        read[key] = read.get(key, 0) + item.lengths.numel()
+    return read
 
 
 def reads(
@@ -27,10 +36,7 @@ def reads(
     items = getattr(plan, "items", None)
     if items is None:
         return None, 0
-    read: dict[str, int] = {}
-    for item in items:
-        key = item.dest_index.fqn
-        read[key] = read.get(key, 0) + item.lengths.numel()
+    read = elements_read(items)
     unread = wanted.keys() - read if len(read) < len(wanted) else set()
     read |= dict.fromkeys((key for key in wanted if key in unread), 0)
     ours, theirs = model.entries, checkpoint.entries
@@ -47,22 +53,9 @@ def reads(
             size = sizes[id(entry)] = (entry.elements, entry.nbytes // entry.elements if entry.elements else 0)
         bytes_read += elements * size[1]
         value, is_same = wanted.get(key), ours.get(key) is entry
-        if is_same and elements >= size[0] and type(value) in _TENSOR_TYPES:
+        if is_same and elements >= size[0] and type(value) in PLAIN:
             continue
-        local = local_elements(value)
+        local = sum(part.numel() for part in local_parts(value))
         if local and (elements < local or not is_same):
             fractions[key] = min(1.0, elements / local)
     return fractions, bytes_read
-
-
-def local_elements(value: Any) -> int:
-    """
-    How many elements of a tensor this rank holds: of a plain tensor all, of a DTensor or ShardedTensor its shards.
-    """
-    if type(value) in _TENSOR_TYPES:
-        return int(value.numel())
-    if (local := getattr(value, "_local_tensor", None)) is not None:
-        return int(local.numel())
-    if callable(shards := getattr(value, "local_shards", None)):
-        return sum(int(shard.tensor.numel()) for shard in shards())
-    return int(value.numel()) if isinstance(value, torch.Tensor) else 0

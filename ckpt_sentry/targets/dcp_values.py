@@ -14,9 +14,10 @@ import torch
 
 from ckpt_sentry.audit.fold import key_list
 from ckpt_sentry.audit.report import Finding
+from ckpt_sentry.targets.tensors import PLAIN, local_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping
 
 WHOLE: Final = 4_096
 """Elements up to which a tensor is looked at as a whole."""
@@ -30,7 +31,7 @@ MOST_OBJECTS: Final = 1_024
 
 _FLOATS: Final = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _SHOWN_BYTES: Final = 200
-_USUAL: Final = frozenset({torch.Tensor, torch.nn.Parameter, type(None)})
+_USUAL: Final = PLAIN | {type(None)}
 
 
 def types_of(state_dict: Mapping[str, Any]) -> dict[str, type]:
@@ -87,22 +88,9 @@ def _samples(tensors: Mapping[str, Any], most: int) -> Iterator[tuple[str, torch
         step = len(chosen) / most
         chosen = [chosen[int(place * step)] for place in range(most)]
     for key in chosen:
-        for part in _local(tensors[key]):
+        for part in local_parts(tensors[key]):
             if part.dtype in _FLOATS and part.layout is torch.strided and not part.is_meta and part.numel():
                 yield key, _sample(part.detach())
-
-
-def _local(value: Any) -> Sequence[torch.Tensor]:
-    """
-    The parts of a tensor that this rank holds: of a DTensor its own, of a ShardedTensor its shards.
-    """
-    if type(value) in _USUAL:
-        return () if value is None else (value,)
-    if isinstance(part := getattr(value, "_local_tensor", None), torch.Tensor):
-        return (part,)
-    if callable(shards := getattr(value, "local_shards", None)):
-        return tuple(shard.tensor for shard in shards())
-    return (value,) if isinstance(value, torch.Tensor) else ()
 
 
 def _sample(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,15 +8,15 @@ A good load pays for this one pass. Where it finds anything else, `dcp_facts` ta
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from ckpt_sentry.targets.dcp_reads import elements_read
+from ckpt_sentry.targets.tensors import PLAIN
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 class Whole(NamedTuple):
@@ -47,7 +47,7 @@ def whole(wanted: Mapping[str, Any], saved: Mapping[str, Any], plan: Any, planne
         # What the checkpoint holds is cold in memory, a few cache lines for each key: it is visited once.
         for key, value in wanted.items():
             told = saved[key]
-            if type(value) not in _PLAIN:
+            if type(value) not in PLAIN:
                 others.append((value, told))
                 continue
             if value.dtype is not told.properties.dtype:
@@ -86,12 +86,12 @@ def _fits(wanted: Mapping[str, Any], saved: Mapping[str, Any], items: Iterable[A
     """
     Whether plain tensors have one shape on both sides, and each key is read, a plain tensor whole.
     """
-    read: Counter[str] = Counter()
-    for item in items:
-        read[item.dest_index.fqn] += item.lengths.numel()
+    read = elements_read(items)
     try:
         return all(
-            value.shape == saved[key].size and read[key] >= value.numel() if type(value) in _PLAIN else key in read
+            value.shape == saved[key].size and read.get(key, 0) >= value.numel()
+            if type(value) in PLAIN
+            else key in read
             for key, value in wanted.items()
         )
     except (AttributeError, KeyError):  # not a tensor over there, or nothing

@@ -11,6 +11,7 @@ import torch
 
 from ckpt_sentry.audit.inventory import Entry, Inventory
 from ckpt_sentry.targets import module_facts
+from ckpt_sentry.targets.tensors import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 _WRAPPED: Final = {"OptimizedModule": "_orig_mod", "DistributedDataParallel": "module"}
 """Whose child `set_model_state_dict` leaves out of the names (torch/distributed/checkpoint/state_dict.py:189)."""
 _CHECKPOINT_WRAPPER: Final = "_checkpoint_wrapped_module."
-_USUAL: Final = frozenset({torch.Tensor, torch.nn.Parameter, type(None)})
+_USUAL: Final = PLAIN | {type(None)}
 _QUANTIZED: Final = frozenset({"Int8Params", "FP4Params", "Params4bit", "QTensor", "QBitsTensor"})
 _ADAPTER: Final = ("lora_", "ia3_", "vera_", "adapter_", "prompt_encoder", "prompt_embeddings", "modules_to_save")
 _COUNTERS: Final = "num_batches_tracked"

@@ -16,10 +16,10 @@ from torch.nn.parameter import is_lazy
 
 from ckpt_sentry.audit.inventory import Entry, Inventory
 from ckpt_sentry.audit.report import CheckpointSummary, ModelSummary
+from ckpt_sentry.targets.tensors import PLAIN
 
 _EXTRA_STATE = "_extra_state"
 _NO_ENTRY = Entry(None, None)
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def parts_of(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
@@ -130,7 +130,7 @@ def _storage(value: torch.Tensor) -> Any:
     """
     What two names have in common where they are tied: the tensor itself, or the memory that it begins at.
     """
-    if type(value) in _PLAIN and not value.is_meta and value.layout is torch.strided:
+    if type(value) in PLAIN and not value.is_meta and value.layout is torch.strided:
         place = value.data_ptr()
         if place and value.numel():
             return place, value.dtype, value.shape, value.stride()

@@ -26,9 +26,11 @@ from ckpt_sentry.checkpoints.elements import (
     can_sample,
     contiguous_strides,
     element_count,
+    is_flat,
     sample_indices,
 )
 from ckpt_sentry.targets import module_facts, quick_proof
+from ckpt_sentry.targets.tensors import PLAIN
 
 FEW: Final = 16
 """Elements that are looked at in each tensor where there are more than `MANY` of them."""
@@ -37,7 +39,6 @@ MANY: Final = 64
 _CHUNK_BYTES: Final = 1 << 24
 _REAL: Final = {"complex64": "float32", "complex128": "float64"}
 _CHECKPOINT_WRAPPED: Final = "_checkpoint_wrapped_module"
-_PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 Held: TypeAlias = "torch.Tensor | Slot"
 """Where a value of the model is: a tensor, or a place in a file that it was offloaded to."""
 
@@ -83,7 +84,7 @@ def prove(holder: Holder, claims: Sequence[Claim], depth: Literal["sample", "ful
                 seen = _Seen(equal=True, shows=shows, has_nan=False)
             elif not _comparable(held, slots):
                 continue
-            elif depth == "full" and all(map(_is_flat, slots)):
+            elif depth == "full" and all(map(is_flat, slots)):
                 seen = _compare_all(held, slots)
             else:
                 seen = _compare(held, slots, sampler, count)
@@ -178,7 +179,7 @@ class Holder:
         if value is None:
             value = module._buffers.get(leaf)
         if value is None or value.device.type != "meta":
-            return value if value is None or type(value) in _PLAIN else None
+            return value if value is None or type(value) in PLAIN else None
         return self._offloaded(name)
 
     def _offloaded(self, name: str) -> Held | None:
@@ -238,7 +239,7 @@ def in_map(weights: Any, name: str) -> Held | None:
     in_memory = getattr(dataset, "state_dict", dataset)
     if key in in_memory:
         value = in_memory[key]
-        return value if type(value) in _PLAIN and value.device.type != "meta" else None
+        return value if type(value) in PLAIN and value.device.type != "meta" else None
     info = getattr(dataset, "index", {}).get(key)
     if info is None:
         return None
@@ -340,11 +341,6 @@ def _indices(numel: int, count: int, shape: tuple[int, ...], strides: tuple[int,
             place += along * stride
         places.append(place)
     return torch.tensor(places)
-
-
-def _is_flat(slot: Slot) -> bool:
-    contiguous = slot.strides is None or slot.strides == contiguous_strides(slot.shape)
-    return contiguous and slot.record is None and slot.offset is not None
 
 
 def _compare_all(held: Held, slots: Sequence[Slot]) -> _Seen:

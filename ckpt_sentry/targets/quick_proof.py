@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
-from ckpt_sentry.checkpoints.elements import contiguous_strides
+from ckpt_sentry.checkpoints.elements import is_flat
+from ckpt_sentry.targets.tensors import PLAIN
 
 if TYPE_CHECKING:
     from ckpt_sentry.checkpoints.elements import Sampler, Slot
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 RUN: Final = 8
 """Elements that are read at once: neighbours, of which a large tensor gives several, evenly spread."""
 
-_PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 _NAMES: Final = {
     getattr(torch, name): name
     for name in ("float32", "float16", "bfloat16", "float64", "int64", "int32", "uint8", "bool")
@@ -55,15 +55,13 @@ def equal(claims: Iterable[tuple[str, Any, Slot]], sampler: Sampler, count: int)
 
 def _is_quick(held: Any, slot: Slot) -> bool:
     return (
-        type(held) in _PLAIN
+        type(held) in PLAIN
         and _NAMES.get(held.dtype) == slot.dtype
         and held.shape == slot.shape
         and held.is_contiguous()
         and held.device.type == "cpu"
         and held.numel() > 0
-        and slot.offset is not None
-        and slot.record is None
-        and (slot.strides is None or slot.strides == contiguous_strides(slot.shape))
+        and is_flat(slot)
     )
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from ckpt_sentry import LowCoverageError
 from ckpt_sentry.audit.report import Coverage
-from tests.targets.agents import Agent, codes, fresh, hooked
+from tests.targets.agents import Agent, codes, hooked
 from tests.targets.nets import Net
 
 
@@ -20,12 +20,6 @@ from tests.targets.nets import Net
 def _hooks() -> Iterator[None]:
     with hooked("accelerate.checkpointing"):
         yield
-
-
-@pytest.fixture
-def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
-    with fresh(tmp_path / "records", monkeypatch) as made:
-        yield made
 
 
 class Run:

@@ -16,19 +16,13 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan
 
 from ckpt_sentry.audit.report import Coverage
-from tests.targets.agents import Agent, codes, fresh, hooked
+from tests.targets.agents import Agent, codes, hooked
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _hooks() -> Iterator[None]:
     with hooked():
         yield
-
-
-@pytest.fixture
-def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
-    with fresh(tmp_path / "records", monkeypatch) as made:
-        yield made
 
 
 def state(value: float = 0.0) -> dict[str, Any]:

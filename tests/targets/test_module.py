@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict import set_model_state_dict
 from ckpt_sentry import LowCoverageError, hooks, loads
 from ckpt_sentry.audit.report import Coverage, ModelSummary
 from ckpt_sentry.targets import module_calls, module_report
-from tests.targets.agents import Agent, codes, fresh, hooked
+from tests.targets.agents import Agent, codes, hooked
 from tests.targets.nets import Net, equal, renamed, values
 
 ORIGINALS = {"load_state_dict": nn.Module.load_state_dict}
@@ -29,12 +29,6 @@ ORIGINALS = {"load_state_dict": nn.Module.load_state_dict}
 def _hooks() -> Iterator[None]:
     with hooked():
         yield
-
-
-@pytest.fixture
-def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
-    with fresh(tmp_path / "records", monkeypatch) as made:
-        yield made
 
 
 def without(part: str, **options: bool) -> dict[str, torch.Tensor]:

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict import set_model_state_dict
 import ckpt_sentry
 from ckpt_sentry import LowCoverageError
 from ckpt_sentry.render.note import note
-from tests.targets.agents import Agent, fresh, hooked
+from tests.targets.agents import Agent, hooked
 from tests.targets.nets import Net, equal, renamed, values
 
 START = "Rename its keys: "
@@ -32,12 +32,6 @@ START = "Rename its keys: "
 def _hooks() -> Iterator[None]:
     with hooked("accelerate.checkpointing", "transformers.modeling_utils"):
         yield
-
-
-@pytest.fixture
-def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
-    with fresh(tmp_path / "records", monkeypatch) as made:
-        yield made
 
 
 def steps(report: Any) -> list[str]:

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, load_model, save_file
 from torch.distributed.checkpoint.state_dict import set_model_state_dict
 
 from ckpt_sentry import LowCoverageError
-from tests.targets.agents import Agent, fresh, hooked
+from tests.targets.agents import Agent, hooked
 from tests.targets.nets import Net, renamed, values
 
 POLICY = Path(__file__).parents[2] / "docs" / "policy.md"
@@ -33,12 +33,6 @@ BERT = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_l
 def _hooks() -> Iterator[None]:
     with hooked("accelerate.checkpointing", "transformers.modeling_utils"):
         yield
-
-
-@pytest.fixture
-def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
-    with fresh(tmp_path / "records", monkeypatch) as made:
-        yield made
 
 
 class Cell(NamedTuple):

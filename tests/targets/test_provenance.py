@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from ckpt_sentry import unify_keys
 from ckpt_sentry.targets import provenance
-from tests.targets.agents import Agent, fresh, hooked
+from tests.targets.agents import Agent, hooked
 from tests.targets.nets import Net, values
 
 
@@ -22,12 +22,6 @@ from tests.targets.nets import Net, values
 def _hooks() -> Iterator[None]:
     with hooked():
         yield
-
-
-@pytest.fixture
-def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
-    with fresh(tmp_path / "records", monkeypatch) as made:
-        yield made
 
 
 @pytest.fixture
