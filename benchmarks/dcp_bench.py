@@ -6,7 +6,8 @@ What watching costs a good `dcp.load`, and how soon a hopeless one is diagnosed.
 One process; the agent is switched on and off in turn, the order changing in every round. `ratio` is the median of the
 ratios of the rounds, `spread` the middle half of them; `ratio_without_gc` and its spread leave out the passes of the
 garbage collector, which are a fifth of a load of 50,000 keys and most of its noise, `gc_passes` says how many there
-were on and off. `own_seconds` is the time spent inside the agent, which noise of the machine does not hide. The
+were on and off. `own_seconds` is the time spent inside the agent, which noise of the machine does not hide: in its
+functions, and in the look at each key while the planner plans, which is measured as what planning takes longer. The
 diagnosis is that of a prefix mismatch in a checkpoint of 16 shards, against the time to read its data once. One JSON
 object on standard output.
 """
@@ -36,6 +37,7 @@ import torch.distributed.checkpoint as dcp  # noqa: E402
 
 import ckpt_sentry  # noqa: E402
 from ckpt_sentry.targets import dcp as target  # noqa: E402
+from ckpt_sentry.targets import dcp_planning  # noqa: E402
 
 SHARDS = 16
 
@@ -99,7 +101,7 @@ def cost(keys: int, rounds: int, folder: Path) -> dict[str, Any]:
     pairs = list(zip(loads["on"], loads["off"], strict=True))
     ratio, spread = middle(on.seconds / off.seconds for on, off in pairs)
     without_gc, its_spread = middle(on.without_gc / off.without_gc for on, off in pairs)
-    own = own_seconds(state, path)
+    own = own_seconds(state, path) + look_seconds(state, path)
     off = statistics.median(load.seconds for load in loads["off"])
     return {
         "keys": keys,
@@ -120,7 +122,7 @@ def own_seconds(state: dict[str, Any], path: Path) -> float:
     """
     spent: list[float] = []
     kept: list[Any] = []
-    names = ("_begin", "_end", "_enter", "_planned", "_read", "_left")
+    names = ("_begin", "_end", "_enter", "_planning", "_planned", "_reading", "_read", "_left")
     originals = {name: getattr(target, name) for name in names}
 
     def timing(function: Any) -> Any:
@@ -152,6 +154,29 @@ def own_seconds(state: dict[str, Any], path: Path) -> float:
             setattr(target, name, function)
         target._LOAD = target.around(target._begin, target._end)
     return min(totals)
+
+
+def look_seconds(state: dict[str, Any], path: Path) -> float:
+    """
+    What a plan takes longer that is looked at while it is made: the median of 7 differences.
+    """
+    ckpt_sentry.install()
+    differences = []
+    for place in range(7):
+        seconds = {}
+        for is_watched in (True, False) if place % 2 else (False, True):
+            planner = dcp.DefaultLoadPlanner()
+            planner.set_up_planner(dict(state), dcp.FileSystemReader(path).read_metadata(), is_coordinator=True)
+            if is_watched:
+                dcp_planning.begin()
+            gc.collect()
+            began = time.perf_counter()
+            planner.create_local_plan()
+            seconds[is_watched] = time.perf_counter() - began
+            dcp_planning.end()
+        differences.append(seconds[True] - seconds[False])
+    ckpt_sentry.uninstall()
+    return statistics.median(differences)
 
 
 def diagnosis(gigabytes: float, folder: Path) -> dict[str, Any]:

@@ -245,7 +245,7 @@ def _source(given: Any) -> _Source:
 
 
 def _of_torch(metadata: Any, path: str | None) -> _Source:
-    from ckpt_sentry.targets.dcp_facts import checkpoint_entry
+    from ckpt_sentry.targets.dcp_entries import checkpoint_entry
 
     seen: dict[tuple[Any, Any], Entry] = {}
     entries = {key: checkpoint_entry(value, seen) for key, value in metadata.state_dict_metadata.items()}
@@ -277,7 +277,7 @@ def _part(entries: Mapping[str, Entry], model: Inventory) -> Mapping[str, Entry]
 def _inventory(state_dict: Any) -> Inventory:
     if isinstance(state_dict, Inventory):
         return state_dict
-    from ckpt_sentry.targets.dcp_facts import flattened, model_entry
+    from ckpt_sentry.targets.dcp_entries import flattened, model_entry
 
     if not isinstance(state_dict, Mapping):
         state_dict = state_dict.state_dict()

@@ -71,6 +71,7 @@ WAITING = "waiting"
 TARGETS: list[tuple[str, str]] = [
     ("torch.distributed.checkpoint.utils", "ckpt_sentry.targets.dcp:instrument_utils"),
     ("torch.distributed.checkpoint.utils", "ckpt_sentry.targets.dcp_local:instrument"),
+    ("torch.distributed.checkpoint.default_planner", "ckpt_sentry.targets.dcp_planning:instrument"),
     ("torch.distributed.checkpoint.state_dict_loader", "ckpt_sentry.targets.dcp:instrument_loader"),
     ("torch.distributed.checkpoint.format_utils", "ckpt_sentry.targets.dcp:instrument_format_utils"),
     ("torch.serialization", "ckpt_sentry.targets.torch_load:instrument_torch"),

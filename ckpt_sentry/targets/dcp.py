@@ -7,10 +7,11 @@ What is patched, and why there (torch 2.13.0, `torch/distributed/checkpoint/`):
   its own that `format_utils` has): the load as a whole, and what raises outside the collectives, as a `Stateful` does.
 * `utils._DistWrapper.reduce_scatter` and `all_gather` (utils.py:178, 262): the phases. What the planner, the plan and
   the metadata say is read from the closure of the step that torch passes in; no collective is added.
+* `default_planner._create_read_items`: both sides of each key, while they are at hand (`dcp_planning`).
 * `utils._wrap_exception` (api.py:10): runs on the failing rank alone, before its exception crosses to the others.
 * `api.CheckpointException.__str__` and `__reduce__`: identical failures of many ranks are printed and sent once.
 
-A load that goes well costs one pass over the keys. Exceptions stay the objects they are.
+A load that goes well costs one look at each key. Exceptions stay the objects they are.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_sentry import hooks, loads
 from ckpt_sentry.guard import around, contained
-from ckpt_sentry.targets import dcp_errors, dcp_facts, dcp_portable, dcp_text
+from ckpt_sentry.targets import dcp_errors, dcp_facts, dcp_planning, dcp_portable, dcp_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,21 +84,42 @@ def _end(load: Load, error: BaseException | None) -> None:
         load.leave()
 
 
-def _observed(load: Load, step: str, map_fun: Callable[[], Any]) -> Callable[[], Any]:
+def _observed_plan(load: Load, map_fun: Callable[[], Any]) -> Callable[[], Any]:
     """
-    The step that torch runs on this rank, followed by a look at what it made.
+    The step in which this rank makes its plan, watched, and followed by a look at the plan.
 
-    Wrapped without touching its name or closure: other code reads both.
+    Wrapped, as the next one, without touching its name or closure: other code reads both.
     """
-    planned, read = _planned, _read
+    planning, made, planned = _planning, _made, _planned
 
     @functools.wraps(map_fun)
     def local() -> Any:
-        result = map_fun()
-        if step == PLAN:
-            planned(load, result)
-        else:
-            read(load)
+        planning(load)
+        try:
+            plan = map_fun()
+        finally:
+            made()
+        planned(load, plan)
+        return plan
+
+    return local
+
+
+def _observed_read(load: Load, map_fun: Callable[[], Any]) -> Callable[[], Any]:
+    """
+    The step in which this rank reads, between a look at what the plan has become and the word that it is done.
+    """
+    reading, read = _reading, _read
+
+    @functools.wraps(map_fun)
+    def local() -> Any:
+        leave = reading(load, map_fun)
+        try:
+            result = map_fun()
+        finally:
+            if leave is not None:
+                leave()
+        read(load)
         return result
 
     return local
@@ -109,9 +131,24 @@ def _enter(load: Load, phase: str, function: Callable[[], Any], wrapper: Any) ->
     load.enter(phase)
 
 
+@contained("dcp.planning")
+def _planning(load: Load) -> None:
+    dcp_facts.note_planning(load)
+
+
+@contained("dcp.made")
+def _made() -> None:
+    dcp_planning.end()
+
+
 @contained("dcp.planned")
 def _planned(load: Load, plan: Any) -> None:
     dcp_facts.note_plan(load, plan)
+
+
+@contained("dcp.reading")
+def _reading(load: Load, function: Callable[[], Any]) -> Callable[[], None] | None:
+    return dcp_facts.note_reading(function, functools.partial(_planned, load))
 
 
 @contained("dcp.read")
@@ -158,15 +195,16 @@ def _portable(load: Load, exc: BaseException) -> BaseException | None:
 
 
 def _collective(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
-    current, enter, left, observed = loads.current, _enter, _left, _observed
+    current, enter, left = loads.current, _enter, _left
+    observed = {PLAN: _observed_plan, READ: _observed_read}
 
     @functools.wraps(original)
     def collective(self: Any, step: str, map_fun: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
         load = current() if patch.active else None
-        if load is None or step not in (PLAN, READ):
+        if load is None or step not in observed:
             return original(self, step, map_fun, *args, **kwargs)
         enter(load, step, map_fun, self)
-        result = original(self, step, observed(load, step, map_fun), *args, **kwargs)
+        result = original(self, step, observed[step](load, map_fun), *args, **kwargs)
         left(load, step)
         return result
 

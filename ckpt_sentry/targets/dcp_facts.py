@@ -8,28 +8,26 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import Counter
 from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from ckpt_sentry import config
 from ckpt_sentry.audit.coverage import FULL
 from ckpt_sentry.audit.examine import examine
-from ckpt_sentry.audit.inventory import Entry, Inventory
+from ckpt_sentry.audit.inventory import Inventory
 from ckpt_sentry.audit.report import CheckpointSummary, ModelSummary
 from ckpt_sentry.checkpoints.paths import mask
 from ckpt_sentry.checkpoints.step import find_step, peek_step
-from ckpt_sentry.targets import dcp_keys, dcp_values
+from ckpt_sentry.targets import dcp_keys, dcp_planning, dcp_replan, dcp_values
+from ckpt_sentry.targets.dcp_entries import checkpoint_entries, checkpoint_entry, flattened, model_entries, totals
 from ckpt_sentry.targets.dcp_reads import reads
 from ckpt_sentry.targets.dcp_whole import whole
-from ckpt_sentry.targets.tensors import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from ckpt_sentry.audit.inventory import Entry
     from ckpt_sentry.loads import Load
     from ckpt_sentry.targets.dcp_whole import Whole
 
@@ -92,20 +90,34 @@ def note_arguments(load: Load, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 def note_step_function(load: Load, function: Callable[[], Any], wrapper: Any) -> None:
     """
     Remember the step that torch is about to run on this rank: its closure tells planner and metadata.
-
-    The step that reads tells the plan that a planner's `create_global_plan` has made of those of all ranks.
     """
-    cells = _closure(function)
-    if "central_plan" in cells and load.facts.coverage == FULL and _replans(cells.get("planner")):
-        note_plan(load, cells["central_plan"])
-    load.notes["function"] = function
+    known = _closure(load.notes.get("function"))
+    # That of the step that reads tells less than that of the step that plans, unless it is the only one.
+    if "planner" not in known or "metadata" in _closure(function):
+        load.notes["function"] = function
     load.notes["group_rank"] = getattr(wrapper, "rank", 0)
     load.notes["gathers"] = bool(getattr(wrapper, "use_dist", True))
 
 
-def _replans(planner: Any) -> bool:
-    own = getattr(type(planner), "create_global_plan", None)
-    return not getattr(own, "__module__", "").startswith("torch.distributed.checkpoint.")
+def note_planning(load: Load) -> None:
+    """
+    Watch torch's planner from here on, until `dcp_planning.end`.
+    """
+    load.notes["unplanned"] = load.facts
+    load.notes["look"] = dcp_planning.begin()
+
+
+def note_reading(function: Callable[[], Any], saw: Callable[[Any], None]) -> Callable[[], None] | None:
+    """
+    Show `saw` the plan again where it was or will be changed, now that the step that reads, `function`, is about to
+    run.
+
+    Returns what is to be called after that step, if anything.
+    """
+    cells = _closure(function)
+    if (plan := dcp_replan.replanned(cells)) is not None:
+        saw(plan)
+    return dcp_replan.watch_finish(cells.get("planner"), saw)
 
 
 def note_plan(load: Load, plan: Any) -> None:
@@ -120,14 +132,18 @@ def note_plan(load: Load, plan: Any) -> None:
     if metadata is None or not hasattr(metadata, "state_dict_metadata"):
         return
     wanted = _wanted(planner, cells.get("state_dict"), metadata)
+    # A plan that changes is looked at again: what it came to in the end holds.
+    load.facts = load.notes.get("unplanned", load.facts)
     load.facts = replace(load.facts, key_digest=f"{(load.facts.key_digest or '').partition('/')[0]}/{_digest(wanted)}")
     load.notes["partial"] = bool(getattr(planner, "allow_partial_load", False))
     load.notes["types"] = {} if plan is None else dcp_values.types_of(wanted)
-    seen_whole = whole(wanted, metadata.state_dict_metadata, plan, planner)
-    if seen_whole is None:
+    load.notes |= {"untouched": (), "nothing": False}
+    look = load.notes.pop("look", None)
+    seen = dcp_planning.seen(look, wanted, plan, cells) or whole(wanted, metadata.state_dict_metadata, plan)
+    if seen is None:
         _take_apart(load, wanted, metadata, plan)
     else:
-        _note_whole(load, seen_whole, metadata)
+        _note_whole(load, seen, metadata)
     _note_step(load, metadata)
 
 
@@ -147,15 +163,15 @@ def _take_apart(load: Load, wanted: Mapping[str, Any], metadata: Any, plan: Any)
     Compare both sides key by key.
     """
     seen: dict[tuple[Any, Any], Entry] = {}
-    model = Inventory(_model_entries(wanted, seen))
-    checkpoint = Inventory(_checkpoint_entries(metadata.state_dict_metadata, seen))
+    model = Inventory(model_entries(wanted, seen))
+    checkpoint = Inventory(checkpoint_entries(metadata.state_dict_metadata, seen))
     fractions, bytes_read = reads(plan, wanted, model, checkpoint)
     settings = config.settings()
     examination = examine(model, checkpoint, allow_missing=settings.allow_missing, read_fractions=fractions)
     load.facts = replace(
         load.facts,
-        checkpoint=_summary(_totals(checkpoint.entries.values()), metadata, MOST_STORAGE_ITEMS),
-        model=ModelSummary(*_totals(model.entries.values())),
+        checkpoint=_summary(totals(checkpoint.entries.values()), metadata, MOST_STORAGE_ITEMS),
+        model=ModelSummary(*totals(model.entries.values())),
         bytes_read=bytes_read,
     ).examined(replace(examination, findings=dcp_keys.findings(examination, metadata.planner_data)))
     load.facts = load.facts.with_findings(dcp_keys.not_read(examination, fractions or {}))
@@ -238,82 +254,6 @@ def _closure(function: Any) -> dict[str, Any]:
         except ValueError:  # not assigned yet
             continue
     return found
-
-
-def flattened(state_dict: Any) -> dict[str, Any]:
-    """
-    A nested state dict with the keys that DCP's planners give it.
-    """
-    from torch.distributed.checkpoint._nested_dict import flatten_state_dict
-
-    return flatten_state_dict(state_dict)[0] if state_dict else {}
-
-
-def _model_entries(wanted: Mapping[str, Any], seen: dict[tuple[Any, Any], Entry]) -> dict[str, Entry]:
-    """
-    `model_entry` for each value; written out for plain tensors, of which there may be 100,000.
-    """
-    entries: dict[str, Entry] = {}
-    known = seen.get
-    for key, value in wanted.items():
-        entry = known((value.shape, value.dtype)) if type(value) in PLAIN else None
-        entries[key] = model_entry(value, seen) if entry is None else entry
-    return entries
-
-
-def _checkpoint_entries(saved: Mapping[str, Any], seen: dict[tuple[Any, Any], Entry]) -> dict[str, Entry]:
-    """
-    `checkpoint_entry` for each value.
-    """
-    entries: dict[str, Entry] = {}
-    known = seen.get
-    for key, value in saved.items():
-        size = getattr(value, "size", None)
-        entry = None if size is None else known((size, value.properties.dtype))
-        entries[key] = checkpoint_entry(value, seen) if entry is None else entry
-    return entries
-
-
-def model_entry(value: Any, seen: dict[tuple[Any, Any], Entry]) -> Entry:
-    """
-    The entry of a value in a state dict, in global shapes; equal ones share an object by way of `seen`.
-    """
-    if isinstance(value, torch.Tensor):
-        shape, dtype = value.shape, value.dtype
-    elif callable(size := getattr(value, "size", None)) and hasattr(value, "dtype"):  # ShardedTensor and its kin
-        shape, dtype = size(), value.dtype
-    else:
-        shape, dtype = None, None
-    return _entry(shape, dtype, seen)
-
-
-def checkpoint_entry(value: Any, seen: dict[tuple[Any, Any], Entry]) -> Entry:
-    """
-    The entry of a value in `Metadata.state_dict_metadata`.
-    """
-    size = getattr(value, "size", None)
-    return _entry(size, None if size is None else value.properties.dtype, seen)
-
-
-def _entry(shape: Any, dtype: Any, seen: dict[tuple[Any, Any], Entry]) -> Entry:
-    """
-    Equal entries are one object: comparing two inventories is then comparing identities.
-    """
-    entry = seen.get((shape, dtype))
-    if entry is None:
-        name = None if dtype is None else str(dtype).removeprefix("torch.")
-        entry = seen[shape, dtype] = Entry(None if shape is None else tuple(shape), name)
-    return entry
-
-
-def _totals(entries: Iterable[Entry]) -> tuple[int, int, int]:
-    """
-    Keys, elements and bytes. Entries are shared objects, so few multiplications are needed.
-    """
-    counts = Counter(map(id, entries := list(entries)))
-    by_id = {id(entry): entry for entry in entries}
-    elements = sum(n * by_id[key].elements for key, n in counts.items())
-    return len(entries), elements, sum(n * by_id[key].nbytes for key, n in counts.items())
 
 
 def _summary(totals: tuple[int, int, int], metadata: Any, most: int) -> CheckpointSummary:

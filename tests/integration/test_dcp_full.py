@@ -121,6 +121,8 @@ def test_seams_that_other_versions_lack_are_absent_and_harmless(tmp_path: Path) 
         "no all_reduce": [],
         "no __str__": [],
         "renamed_wrap_exception": [f"{base}.utils._wrap_exception"],
+        "renamed_read_items": [f"{base}.default_planner._create_read_items"],
         "no_size_check": [],
     }
+    assert found["states"]["no_size_check"][f"{base}.default_planner._create_read_items"] == "version-gated"
     assert "failed" not in {state for names in found["states"].values() for state in names.values()}

@@ -83,6 +83,29 @@ def renamed_wrap_exception() -> Any:
     return restore
 
 
+def renamed_read_items() -> Any:
+    """
+    `default_planner` without its `_create_read_items`: the plan is made by another name.
+    """
+    original, made = default_planner.create_default_local_load_plan, default_planner._create_read_items
+
+    def plan(state_dict: dict[str, Any], metadata: Any, strict: bool = True) -> Any:  # noqa: FBT001, FBT002
+        default_planner._create_read_items = made
+        try:
+            return original(state_dict, metadata, strict)
+        finally:
+            del default_planner._create_read_items
+
+    default_planner.create_default_local_load_plan = plan
+    del default_planner._create_read_items
+
+    def restore() -> None:
+        default_planner.create_default_local_load_plan = original
+        default_planner._create_read_items = made
+
+    return restore
+
+
 def no_size_check() -> Any:
     """
     As torch 2.4: the planner does not compare sizes.
@@ -129,7 +152,7 @@ def main() -> None:
         value = without(owner, name)
         compare(f"no {name}", found)
         setattr(owner, name, value)
-    for what in (renamed_wrap_exception, no_size_check):
+    for what in (renamed_wrap_exception, renamed_read_items, no_size_check):
         restore = what()
         compare(what.__name__, found)
         restore()

@@ -70,6 +70,38 @@ class Nothing(dcp.DefaultLoadPlanner):
         return [replace(plan, items=[]) for plan in global_plan]
 
 
+class Late(dcp.DefaultLoadPlanner):
+    """
+    Leaves a key out of the plan that it finishes with.
+    """
+
+    def finish_plan(self, new_plan: LoadPlan) -> LoadPlan:
+        return replace(new_plan, items=[item for item in new_plan.items if item.dest_index.fqn != "model.b"])
+
+
+class Last(dcp.DefaultLoadPlanner):
+    """
+    Has no plan before the last moment.
+    """
+
+    def create_local_plan(self) -> LoadPlan:
+        self.all = super().create_local_plan()
+        return LoadPlan([])
+
+    def finish_plan(self, new_plan: LoadPlan) -> LoadPlan:
+        return replace(new_plan, items=self.all.items)
+
+
+class TwiceAtLast(dcp.DefaultLoadPlanner):
+    """
+    As `Twice`, when torch's own plan has been made.
+    """
+
+    def finish_plan(self, new_plan: LoadPlan) -> LoadPlan:
+        items = [item for item in new_plan.items if item.dest_index.fqn != "model.b"]
+        return replace(new_plan, items=[*items, *(item for item in items if item.dest_index.fqn == "model.a")])
+
+
 @pytest.mark.parametrize(
     ("planner", "outcome", "said"),
     [
@@ -77,6 +109,9 @@ class Nothing(dcp.DefaultLoadPlanner):
         (Plain, ("ok", 1.0), None),
         (Twice, ("partial", 0.75), "1 key is read in part or not at all: model.b."),
         (NoObjects, ("partial", 0.5), "2 keys are read in part or not at all: {name,step}."),
+        (Late, ("partial", 0.75), "1 key is read in part or not at all: model.b."),
+        (TwiceAtLast, ("partial", 0.75), "1 key is read in part or not at all: model.b."),
+        (Last, ("ok", 1.0), None),
         (Nothing, ("no_op", 0.0), "4 keys are read in part or not at all: model.{a,b}, {name,step}."),
     ],
 )
@@ -88,6 +123,33 @@ def test_what_a_plan_leaves_out_is_named(
     report = agent.last()
     assert (report.verdict, report.coverage.keys) == outcome
     assert [found.text for found in report.findings] == ([] if said is None else [said])
+
+
+def test_a_planner_is_left_as_it_was(agent: Agent, tmp_path: Path) -> None:
+    dcp.save(state(7.0), checkpoint_id=tmp_path / "step-7", no_dist=True)
+    by_class, by_object = Late(), dcp.DefaultLoadPlanner()
+
+    def mine(new_plan: LoadPlan) -> LoadPlan:
+        return replace(new_plan, items=new_plan.items[:-1])
+
+    by_object.finish_plan = mine  # type: ignore[method-assign]
+    for planner in (by_class, by_object):
+        dcp.load(state(), checkpoint_id=tmp_path / "step-7", planner=planner, no_dist=True)
+        assert codes(agent.last()) == ["not_read"]
+    assert "finish_plan" not in vars(by_class)
+    assert by_object.finish_plan is mine
+
+
+def test_a_reader_that_leaves_a_key_out(agent: Agent, tmp_path: Path) -> None:
+    dcp.save(state(7.0), checkpoint_id=tmp_path / "step-7", no_dist=True)
+
+    class Reader(dcp.FileSystemReader):
+        def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+            return [replace(plan, items=plan.items[1:]) for plan in plans]
+
+    dcp.load(state(), storage_reader=Reader(tmp_path / "step-7"), no_dist=True)
+    report = agent.last()
+    assert (report.verdict, codes(report), report.coverage.keys) == ("partial", ["not_read"], 0.75)
 
 
 def test_chunks_that_leave_a_hole(agent: Agent, tmp_path: Path) -> None:
