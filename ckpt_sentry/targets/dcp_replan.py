@@ -10,6 +10,7 @@ nothing there: of them the plan is not looked at again.
 from __future__ import annotations
 
 import functools
+import threading
 from typing import TYPE_CHECKING, Any
 
 from ckpt_sentry.guard import contained
@@ -31,33 +32,46 @@ def replanned(cells: Mapping[str, Any]) -> Any:
     return cells.get("central_plan")
 
 
+class _Finish:
+    """
+    The `finish_plan` of one planner, which shows what it returns to whoever watches in that thread.
+    """
+
+    def __init__(self, planner: Any) -> None:
+        functools.update_wrapper(self, planner.finish_plan)
+        self.original = planner.finish_plan
+        self.given = {name: own for name, own in vars(planner).items() if name == "finish_plan"}
+        """What to leave behind in the planner's `__dict__`, in place of this."""
+        self.watchers: dict[int, Callable[[Any], None]] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        plan = self.original(*args, **kwargs)
+        if (saw := self.watchers.get(threading.get_ident())) is not None:
+            saw(plan)
+        return plan
+
+
 def watch_finish(planner: Any, saw: Callable[[Any], None]) -> Callable[[], None] | None:
     """
-    Show `saw` the plan that a `finish_plan` returns that is not torch's.
+    Show `saw` the plan that a `finish_plan` which is not torch's returns in this thread.
 
     Returns what ends the watching and leaves the planner as it was; None where there is nothing to watch.
     """
-    if is_torchs(planner, "finish_plan"):
-        return None
     own = getattr(planner, "__dict__", None)
-    if own is None:
+    if own is None or is_torchs(planner, "finish_plan"):
         return None
-    given = {name: own[name] for name in ("finish_plan",) if name in own}
-    original = planner.finish_plan
-
-    @functools.wraps(original)
-    def finish_plan(*args: Any, **kwargs: Any) -> Any:
-        plan = original(*args, **kwargs)
-        saw(plan)
-        return plan
+    thread, known = threading.get_ident(), own.get("finish_plan")
+    watched = known if isinstance(known, _Finish) else _Finish(planner)
 
     @contained("dcp.finish_plan")
     def leave() -> None:
-        if own.get("finish_plan") is finish_plan:
+        watched.watchers.pop(thread, None)
+        if not watched.watchers and own.get("finish_plan") is watched:
             del own["finish_plan"]
-            own.update(given)
+            own.update(watched.given)
 
-    own["finish_plan"] = finish_plan
+    watched.watchers[thread] = saw
+    own["finish_plan"] = watched
     return leave
 
 
@@ -66,4 +80,4 @@ def is_torchs(thing: Any, method: str) -> bool:
     Whether a planner or reader has this method from torch, or does not have it.
     """
     own = getattr(thing, method, None)
-    return own is None or getattr(own, "__module__", "").startswith("torch.distributed.checkpoint.")
+    return own is None or str(getattr(own, "__module__", "")).startswith("torch.distributed.checkpoint.")

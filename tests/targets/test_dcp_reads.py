@@ -4,6 +4,7 @@ What planners of other kinds leave out of a plan is seen, key by key.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -138,6 +139,26 @@ def test_a_planner_is_left_as_it_was(agent: Agent, tmp_path: Path) -> None:
         assert codes(agent.last()) == ["not_read"]
     assert "finish_plan" not in vars(by_class)
     assert by_object.finish_plan is mine
+
+
+def test_a_planner_of_two_loads_at_once_is_left_as_it_was(agent: Agent, tmp_path: Path) -> None:
+    dcp.save(state(7.0), checkpoint_id=tmp_path / "step-7", no_dist=True)
+    planner, both = Late(), threading.Barrier(2, timeout=30)
+
+    class Meeting(dcp.FileSystemReader):
+        def read_data(self, plan: LoadPlan, planner: Any) -> Any:
+            both.wait()
+            return super().read_data(plan, planner)
+
+    def load() -> None:
+        dcp.load(state(), storage_reader=Meeting(tmp_path / "step-7"), planner=planner, no_dist=True)
+
+    other = threading.Thread(target=load)
+    other.start()
+    load()
+    other.join()
+    assert "finish_plan" not in vars(planner)
+    assert [codes(report) for report in agent.reports()] == [["not_read"], ["not_read"]]
 
 
 def test_a_reader_that_leaves_a_key_out(agent: Agent, tmp_path: Path) -> None:
