@@ -30,6 +30,8 @@ _said: set[str] = set()
 _STARRED = 0x04
 """CO_VARARGS: the code takes `*args`."""
 
+_OURS = __name__.partition(".")[0]
+
 under_test = False
 """Set by this package's own `tests/conftest.py` alone."""
 
@@ -115,6 +117,10 @@ def from_signal(error: BaseException) -> bool:
     traceback = error.__traceback__
     while traceback is not None:
         frame, traceback = traceback.tb_frame, traceback.tb_next
+        # No handler is ours. And a look at the variables of a frame that holds the error ties a knot, before Python
+        # 3.13: the frame keeps what was seen, and with the error all that its callers hold, until a collection.
+        if str(frame.f_globals.get("__name__")).partition(".")[0] == _OURS:
+            continue
         given = _arguments(frame)
         if any(type(number) is int and where is frame.f_back for number, where in zip(given, given[1:])):  # noqa: B905, RUF007
             return True

@@ -72,6 +72,8 @@ TARGETS: list[tuple[str, str]] = [
     ("torch.distributed.checkpoint.utils", "ckpt_sentry.targets.dcp:instrument_utils"),
     ("torch.distributed.checkpoint.utils", "ckpt_sentry.targets.dcp_local:instrument"),
     ("torch.distributed.checkpoint.default_planner", "ckpt_sentry.targets.dcp_planning:instrument"),
+    ("torch.distributed.checkpoint.filesystem", "ckpt_sentry.targets.dcp:instrument_filesystem"),
+    ("torch.distributed.checkpoint.hf_storage", "ckpt_sentry.targets.dcp:instrument_hf_storage"),
     ("torch.distributed.checkpoint.state_dict_loader", "ckpt_sentry.targets.dcp:instrument_loader"),
     ("torch.distributed.checkpoint.format_utils", "ckpt_sentry.targets.dcp:instrument_format_utils"),
     ("torch.serialization", "ckpt_sentry.targets.torch_load:instrument_torch"),

@@ -39,11 +39,11 @@ class Load:
         self, framework: Framework, entry_point: str, path: str | None, *, kind: str = "", seconds_ago: float = 0.0
     ) -> None:
         operation = f"{framework}:{kind}" if kind else framework
-        nth = identity.next_ordinal(operation)
+        nth = identity.next_ordinal(f"{framework}:{kind}")
         self.framework: Framework = framework
         self.entry_point = entry_point
         self.identity: Identity = identity.identity()
-        self.ordinal = identity.next_ordinal(framework) if kind else nth
+        self.ordinal = identity.next_ordinal(framework)
         self.load_id = identity.load_id(self.identity.run_id, self.identity.attempt, operation, nth, identity.salt())
         self.facts = Facts(path=path)
         self.error: LoadError | None = None
@@ -59,6 +59,7 @@ class Load:
         self._phase_began = self._clock
         self._phases: list[Phase] = []
         self._outlets = outlets.Outlets()
+        self._outer = _current.get()
         _current.set(self)
 
     @property
@@ -145,7 +146,8 @@ class Load:
         stall.leave(self.load_id)
         self.notes.clear()
         if _current.get() is self:
-            _current.set(None)
+            _current.set(self._outer)
+        self._outer = None
 
     def _close_phase(self) -> None:
         now = time.perf_counter()

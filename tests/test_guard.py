@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import sys
+import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ckpt_sentry import guard
+from ckpt_sentry.checkpoints.step import find_step
 from ckpt_sentry.errors import Refusal
 from ckpt_sentry.patches import Patch
 
@@ -190,3 +194,22 @@ def test_what_no_signal_handler_raises_is_not_let_through() -> None:
             given(*arguments)
         except TooLongError as error:
             guard.let_through(error)
+
+
+def test_what_was_let_through_keeps_nothing_alive(tmp_path: Path) -> None:
+    class Held:
+        pass
+
+    def look(held: Held) -> None:
+        assert held
+        assert find_step(tmp_path) is None
+
+    held = Held()
+    gone = weakref.ref(held)
+    gc.disable()
+    try:
+        look(held)
+        del held
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -8,6 +8,8 @@ What is patched, and why there (torch 2.13.0, `torch/distributed/checkpoint/`):
 * `utils._DistWrapper.reduce_scatter` and `all_gather` (utils.py:178, 262): the phases. What the planner, the plan and
   the metadata say is read from the closure of the step that torch passes in; no collective is added.
 * `default_planner._create_read_items`: both sides of each key, while they are at hand (`dcp_planning`).
+* `filesystem.FileSystemReader.read_data`, `hf_storage.HuggingFaceStorageReader.read_data`: the plan as it is read: a
+  planner's `finish_plan` or the rank that gathers the plans may have changed it.
 * `utils._wrap_exception` (api.py:10): runs on the failing rank alone, before its exception crosses to the others.
 * `api.CheckpointException.__str__` and `__reduce__`: identical failures of many ranks are printed and sent once.
 
@@ -17,11 +19,13 @@ A load that goes well costs one look at each key. Exceptions stay the objects th
 from __future__ import annotations
 
 import functools
+import threading
 from typing import TYPE_CHECKING, Any
 
 from ckpt_sentry import hooks, loads
 from ckpt_sentry.guard import around, contained
-from ckpt_sentry.targets import dcp_errors, dcp_facts, dcp_planning, dcp_portable, dcp_text
+from ckpt_sentry.targets import dcp_errors, dcp_facts, dcp_planning, dcp_portable, dcp_text, dcp_together
+from ckpt_sentry.targets.dcp_stock import shows_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,6 +60,20 @@ def instrument_loader(module: ModuleType) -> None:
         hooks.patch(module, name, _LOAD, target=TARGET)
 
 
+def instrument_filesystem(module: ModuleType) -> None:
+    """
+    Patch the reader of `torch.distributed.checkpoint.filesystem`.
+    """
+    hooks.patch(getattr(module, "FileSystemReader", None), "read_data", _reader, target=TARGET)
+
+
+def instrument_hf_storage(module: ModuleType) -> None:
+    """
+    Patch the reader of `torch.distributed.checkpoint.hf_storage`.
+    """
+    hooks.patch(getattr(module, "HuggingFaceStorageReader", None), "read_data", _reader, target=TARGET)
+
+
 def instrument_format_utils(module: ModuleType) -> None:
     """
     Patch the binding of `_load_state_dict` in `format_utils`, where it was made before ours.
@@ -65,15 +83,28 @@ def instrument_format_utils(module: ModuleType) -> None:
 
 @contained("dcp.begin")
 def _begin(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Load | None:
-    if (outer := loads.current()) is not None:
+    outer = loads.current()
+    if outer is not None and not _is_within(original, outer):
         dcp_facts.note_arguments(outer, args, kwargs)
         return None
     return loads.begin(
         "dcp",
         f"dcp.{original.__name__}",
         dcp_facts.path_of(args, kwargs),
+        kind=dcp_together.kind(args, kwargs),
         observe=lambda load: dcp_facts.note_arguments(load, args, kwargs),
     )
+
+
+def _is_within(original: Callable[..., Any], outer: Load) -> bool:
+    """
+    Whether this is a load of its own amid one of DCP: by a planner, a reader, a `Stateful` or a thread of theirs. Torch
+    itself comes here twice at most, by `_load_state_dict`, before it plans.
+    """
+    if outer.framework != "dcp":
+        return False
+    is_torchs = original.__name__ == "_load_state_dict" and outer.phase == loads.SETUP
+    return not is_torchs or outer.thread_id != threading.get_ident()
 
 
 @contained("dcp.end")
@@ -113,12 +144,8 @@ def _observed_read(load: Load, map_fun: Callable[[], Any]) -> Callable[[], Any]:
 
     @functools.wraps(map_fun)
     def local() -> Any:
-        leave = reading(load, map_fun)
-        try:
-            result = map_fun()
-        finally:
-            if leave is not None:
-                leave()
+        reading(load, map_fun)
+        result = map_fun()
         read(load)
         return result
 
@@ -147,8 +174,14 @@ def _planned(load: Load, plan: Any) -> None:
 
 
 @contained("dcp.reading")
-def _reading(load: Load, function: Callable[[], Any]) -> Callable[[], None] | None:
-    return dcp_facts.note_reading(function, functools.partial(_planned, load))
+def _reading(load: Load, function: Callable[[], Any]) -> None:
+    dcp_facts.note_reading(load, function)
+
+
+@contained("dcp.shown")
+def _shown(load: Load, reader: Any, plan: Any) -> None:
+    if load.phase == READ and shows_plan(reader):
+        dcp_facts.note_final_plan(load, plan)
 
 
 @contained("dcp.read")
@@ -209,6 +242,18 @@ def _collective(original: Callable[..., Any], patch: Patch) -> Callable[..., Any
         return result
 
     return collective
+
+
+def _reader(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+    current, shown = loads.current, _shown
+
+    @functools.wraps(original)
+    def read_data(self: Any, plan: Any, *args: Any, **kwargs: Any) -> Any:
+        if patch.active and (load := current()) is not None:
+            shown(load, self, plan)
+        return original(self, plan, *args, **kwargs)
+
+    return read_data
 
 
 _LOAD = around(_begin, _end)

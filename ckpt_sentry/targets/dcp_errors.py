@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ckpt_sentry.loads import Load
 
 _PARTIAL = "dcp.load(…, planner=DefaultLoadPlanner(allow_partial_load=True))"
+_NOT_COMPARED = Finding("not_compared", "info", "what was loaded could not be compared with what was asked for")
 _KEY_TEXTS = ("Missing key in checkpoint state_dict", "Size mismatch between saved", "Invalid checkpoint metadata for")
 """How the default planner words what `audit.examine` finds by itself (default_planner.py:477)."""
 
@@ -68,6 +69,8 @@ def _returned(load: Load) -> None:
     The load came back: look at what it left behind, and refuse that where the settings say so.
     """
     dcp_facts.look_after(load)
+    if load.facts.coverage is None:
+        load.facts = load.facts.with_findings([_NOT_COMPARED])
     judged = _judged(load, None)
     if not _is_refused(load, judged):
         load.finish(judged, None)

@@ -19,9 +19,10 @@ from ckpt_sentry.audit.inventory import Inventory
 from ckpt_sentry.audit.report import CheckpointSummary, ModelSummary
 from ckpt_sentry.checkpoints.paths import mask
 from ckpt_sentry.checkpoints.step import find_step, peek_step
-from ckpt_sentry.targets import dcp_keys, dcp_planning, dcp_replan, dcp_values
+from ckpt_sentry.targets import dcp_keys, dcp_planning, dcp_values
 from ckpt_sentry.targets.dcp_entries import checkpoint_entries, checkpoint_entry, flattened, model_entries, totals
-from ckpt_sentry.targets.dcp_reads import reads
+from ckpt_sentry.targets.dcp_reads import items_of, reads
+from ckpt_sentry.targets.dcp_stock import changes_plans, is_torchs, shows_plan
 from ckpt_sentry.targets.dcp_whole import whole
 
 if TYPE_CHECKING:
@@ -107,17 +108,23 @@ def note_planning(load: Load) -> None:
     load.notes["look"] = dcp_planning.begin()
 
 
-def note_reading(function: Callable[[], Any], saw: Callable[[Any], None]) -> Callable[[], None] | None:
+def note_reading(load: Load, function: Callable[[], Any]) -> None:
     """
-    Show `saw` the plan again where it was or will be changed, now that the step that reads, `function`, is about to
-    run.
-
-    Returns what is to be called after that step, if anything.
+    Look at the plan that this rank got back, where its reader will not show the one that it reads.
     """
     cells = _closure(function)
-    if (plan := dcp_replan.replanned(cells)) is not None:
-        saw(plan)
-    return dcp_replan.watch_finish(cells.get("planner"), saw)
+    if not shows_plan(cells.get("storage_reader")):
+        note_final_plan(load, cells.get("central_plan"))
+
+
+def note_final_plan(load: Load, plan: Any) -> None:
+    """
+    Look again at a plan that may have been changed since this rank made it: here, or by the rank that gathers them.
+    """
+    items = items_of(plan)
+    is_as_long = items is not None and len(items) == load.notes.get("items")
+    if items is not None and not (is_as_long and not changes_plans(_closure(load.notes.get("function")))):
+        note_plan(load, plan)
 
 
 def note_plan(load: Load, plan: Any) -> None:
@@ -137,7 +144,7 @@ def note_plan(load: Load, plan: Any) -> None:
     load.facts = replace(load.facts, key_digest=f"{(load.facts.key_digest or '').partition('/')[0]}/{_digest(wanted)}")
     load.notes["partial"] = bool(getattr(planner, "allow_partial_load", False))
     load.notes["types"] = {} if plan is None else dcp_values.types_of(wanted)
-    load.notes |= {"untouched": (), "nothing": False}
+    load.notes |= {"untouched": (), "nothing": False, "items": len(items_of(plan) or ())}
     look = load.notes.pop("look", None)
     seen = dcp_planning.seen(look, wanted, plan, cells) or whole(wanted, metadata.state_dict_metadata, plan)
     if seen is None:
@@ -193,7 +200,7 @@ def look_after(load: Load) -> None:
     found = [dcp_values.not_a_number(tensors, load.facts.bytes_read)]
     if types := load.notes.get("types"):
         known = {key: kind for key, kind in types.items() if key not in untouched}
-        found.append(dcp_values.retyped(known, planner))
+        found += [dcp_values.retyped(known, planner), dcp_values.not_put_back(known, planner)]
     load.facts = load.facts.with_findings(filter(None, found))
 
 
@@ -212,11 +219,14 @@ def _note_step(load: Load, metadata: Any) -> None:
 def _wanted(planner: Any, state_dict: Any, metadata: Any) -> dict[str, Any]:
     """
     The values that the caller wants filled, by their keys in the checkpoint: as the planner has them, else flattened,
-    unless the checkpoint was saved without that.
+    unless the checkpoint was saved without that. Also those that a planner of one's own has left out from the start.
     """
     wanted = getattr(planner, "state_dict", None)
     if isinstance(wanted, dict) and wanted:
-        return wanted
+        if is_torchs(planner, "set_up_planner") or not isinstance(state_dict, dict):
+            return wanted
+        flat = flattened(state_dict)
+        return flat if wanted.keys() < flat.keys() else wanted
     if not isinstance(state_dict, dict):
         return {}
     saved = metadata.state_dict_metadata

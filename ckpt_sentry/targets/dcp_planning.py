@@ -12,12 +12,14 @@ What was seen counts where the plan that is read is the one that was seen being 
 from __future__ import annotations
 
 import functools
+import sys
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry import hooks
 from ckpt_sentry.guard import let_through
-from ckpt_sentry.targets.dcp_replan import is_torchs
+from ckpt_sentry.targets.dcp_reads import items_of, volume
+from ckpt_sentry.targets.dcp_stock import changes_plans, is_torchs
 from ckpt_sentry.targets.dcp_whole import NOTHING, Whole, agreed
 from ckpt_sentry.targets.tensors import PLAIN
 
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
 TARGET = "dcp"
 SEAM: Final = "_create_read_items"
-_MAKING: Final = ("create_local_plan", "create_global_plan", "finish_plan")
+_PLANNING: Final = "create_default_local_load_plan"
 _PARAMETERS: Final = ("fqn", "md", "obj")
 
 
@@ -56,7 +58,7 @@ class Look:
 
     def other(self, told: Any, value: Any, items: Sequence[Any]) -> None:
         self.items += len(items)
-        found = agreed(value, told, sum(item.lengths.numel() for item in items) if items else None)
+        found = agreed(value, told, volume(items) if items else None)
         if found is None:
             self.agrees = False
         else:
@@ -109,12 +111,14 @@ def seen(look: Look | None, wanted: Mapping[str, Any], plan: Any, cells: Mapping
         plan: the rank's `LoadPlan`.
         cells: the variables of the step that made it.
     """
-    planner, reader, metadata = cells.get("planner"), cells.get("storage_reader"), cells.get("metadata")
-    items, saved = getattr(plan, "items", None), getattr(metadata, "state_dict_metadata", ())
+    planner, metadata, items = cells.get("planner"), cells.get("metadata"), items_of(plan)
     if look is None or items is None or getattr(planner, "metadata", None) is not metadata:
         return None
-    if not (all(is_torchs(planner, method) for method in _MAKING) and is_torchs(reader, "prepare_local_plan")):
+    default_planner = sys.modules.get("torch.distributed.checkpoint.default_planner")
+    is_as_made = is_torchs(planner, "create_local_plan") and is_torchs(default_planner, _PLANNING)
+    if not is_as_made or not is_torchs(cells.get("storage_reader"), "prepare_local_plan") or changes_plans(cells):
         return None
+    saved = getattr(metadata, "state_dict_metadata", ())
     found = look.all()
     is_all = found.keys == len(wanted) == len(saved) and look.single + look.items == len(items)
     return found if is_all and look.agrees else None
@@ -124,7 +128,7 @@ def _compares_sizes(module: ModuleType) -> bool:
     """
     Whether the planner of this torch raises where sizes differ: that of 2.4 does not.
     """
-    code = getattr(getattr(module, "create_default_local_load_plan", None), "__code__", None)
+    code = getattr(getattr(module, _PLANNING, None), "__code__", None)
     return any(isinstance(text, str) and text.startswith("Size mismatch") for text in getattr(code, "co_consts", ()))
 
 

@@ -9,20 +9,37 @@ from typing import TYPE_CHECKING, Any
 from ckpt_sentry.targets.tensors import PLAIN, local_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ckpt_sentry.audit.inventory import Inventory
+
+
+def items_of(plan: Any) -> Sequence[Any] | None:
+    """
+    A plan's items; None where there is no plan, or where looking at them would use them up.
+    """
+    items = getattr(plan, "items", None)
+    return items if isinstance(items, (list, tuple)) else None
 
 
 def elements_read(items: Iterable[Any]) -> dict[str, int]:
     """
     How many elements a plan's items read of each key; what is no tensor has none, and is there.
     """
-    read: dict[str, int] = {}
+    by_key: dict[str, list[Any]] = {}
     for item in items:
-        key = item.dest_index.fqn
-        read[key] = read.get(key, 0) + item.lengths.numel()
-    return read
+        by_key.setdefault(item.dest_index.fqn, []).append(item)
+    return {key: volume(items) for key, items in by_key.items()}
+
+
+def volume(items: Sequence[Any]) -> int:
+    """
+    How many elements the items of one key read. What is read twice counts once: it may stand for what is not read.
+    """
+    if len(items) == 1:
+        return int(items[0].lengths.numel())
+    regions = {(item.dest_index.offset, item.dest_offsets, item.lengths): item.lengths for item in items}
+    return sum(lengths.numel() for lengths in regions.values())
 
 
 def reads(
@@ -33,7 +50,7 @@ def reads(
 
     A key whose entries differ on both sides has a fraction in any case: it tells that the values are read all the same.
     """
-    items = getattr(plan, "items", None)
+    items = items_of(plan)
     if items is None:
         return None, 0
     read = elements_read(items)

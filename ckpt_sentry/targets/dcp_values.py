@@ -65,6 +65,27 @@ def retyped(before: Mapping[str, type], planner: Any) -> Finding | None:
     return Finding("type_mismatch", "warning", text, "Ask for the type that was saved, and convert it after the load.")
 
 
+def not_put_back(before: Collection[str], planner: Any) -> Finding | None:
+    """
+    Objects that were read into a copy of the state dict and are not in the caller's; None where there are none.
+
+    Torch's planner makes one for `flatten_sharded_tensors`, and sets what is no tensor in it unless it flattens
+    (default_planner.py of torch 2.13.0, `set_up_planner` and `load_bytes`).
+    """
+    given, copied = getattr(planner, "original_state_dict", None), getattr(planner, "state_dict", None)
+    if getattr(planner, "flatten_state_dict", True) or given is copied:
+        return None
+    if not isinstance(given, dict) or not isinstance(copied, dict):
+        return None
+    lost = [key for key in before if key in given and given[key] is not copied[key]]
+    if not lost:
+        return None
+    count = "1 object was" if len(lost) == 1 else f"{len(lost):,} objects were"
+    text = f"{count} read, but not put into the state dict: {_listed(lost)}"
+    step = "Give the planner flatten_sharded_tensors=False as well: torch's puts objects into a copy otherwise."
+    return Finding("values_not_loaded", "warning", text, step)
+
+
 def not_a_number(tensors: Mapping[str, Any], bytes_read: int) -> Finding | None:
     """
     Which of these tensors hold NaN, by sample; None where no sample does.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
-from ckpt_sentry.targets.dcp_reads import elements_read
+from ckpt_sentry.targets.dcp_reads import elements_read, items_of
 from ckpt_sentry.targets.tensors import PLAIN
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def whole(wanted: Mapping[str, Any], saved: Mapping[str, Any], plan: Any) -> Who
     """
     Compare the flat state dict, `Metadata.state_dict_metadata` and the rank's `LoadPlan`; None unless all agree.
     """
-    items = getattr(plan, "items", None)
+    items = items_of(plan)
     if items is None or len(wanted) != len(saved):
         return None
     read = elements_read(items)

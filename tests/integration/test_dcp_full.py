@@ -102,6 +102,21 @@ def test_resharding_is_right(tmp_path: Path) -> None:
         ] * 2
 
 
+def test_ranks_that_load_apart_do_not_shift_the_loads_of_all(tmp_path: Path) -> None:
+    done = harness.run("dcp_legitimate.py", "apart", str(tmp_path), folder=tmp_path, ranks=3)
+
+    assert done.code == 0, done.err
+    seen = [(load["step"], load["ranks_reported"], load["verdict"], load["findings"]) for load in done.loads()]
+    assert sorted(seen) == [
+        (0, "0", "ok", []),
+        (0, "0", "ok", []),
+        (1, "0-2", "ok", []),
+        (2, "0-1", "ok", []),
+        (3, "0-2", "ok", []),
+        (4, "0-2", "ok", []),
+    ]
+
+
 def test_seams_that_other_versions_lack_are_absent_and_harmless(tmp_path: Path) -> None:
     done = harness.run("dcp_versions.py", folder=tmp_path)
 

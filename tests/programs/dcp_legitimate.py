@@ -2,7 +2,8 @@
 Loads that are right, one after another in one process group: `dcp_legitimate.py WHAT FOLDER`.
 
 `save` writes, with as many ranks as there are, a sharded checkpoint to FOLDER/sharded.N; `load` reads those of other
-numbers of ranks; `wrappers` saves and loads through every wrapper on the spot.
+numbers of ranks; `wrappers` saves and loads through every wrapper on the spot; `apart` has ranks that load something of
+their own between the loads of all.
 """
 
 from __future__ import annotations
@@ -105,6 +106,25 @@ def wrappers() -> None:
         dcp.load({"model": get_model_state_dict(fsdp1)}, checkpoint_id=path)
 
 
+def apart() -> None:
+    paths = [FOLDER / f"step-{step}" for step in range(5)]
+    for path in paths:
+        save({"w": torch.ones(3)}, path)
+    pair = dist.new_group([0, 1])
+    load(paths[1])
+    if RANK == 0:
+        load(paths[0], no_dist=True)
+        load(paths[0], no_dist=True)
+    if RANK < 2:
+        load(paths[2], process_group=pair)
+    load(paths[3])
+    load(paths[4])
+
+
+def load(path: Path, **options: Any) -> None:
+    dcp.load({"w": torch.zeros(3)}, checkpoint_id=path, **options)
+
+
 def main() -> None:
     warnings.simplefilter("ignore")
     if WORLD > 1:
@@ -115,6 +135,8 @@ def main() -> None:
     elif WHAT == "load":
         for folder in sorted(FOLDER.glob("sharded.*")):
             dcp.load({"model": sharded().state_dict()}, checkpoint_id=folder / "step-7")
+    elif WHAT == "apart":
+        apart()
     else:
         wrappers()
     barrier()

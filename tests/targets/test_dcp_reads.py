@@ -4,7 +4,13 @@ What planners of other kinds leave out of a plan is seen, key by key.
 
 from __future__ import annotations
 
+import copy
+import functools
+import gc
+import inspect
+import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -80,6 +86,52 @@ class Late(dcp.DefaultLoadPlanner):
         return replace(new_plan, items=[item for item in new_plan.items if item.dest_index.fqn != "model.b"])
 
 
+class Disguised(dcp.DefaultLoadPlanner):
+    """
+    Leaves a key out in a method that passes for torch's.
+    """
+
+    @functools.wraps(dcp.DefaultLoadPlanner.finish_plan)
+    def finish_plan(self, new_plan: LoadPlan) -> LoadPlan:
+        return replace(new_plan, items=[item for item in new_plan.items if item.dest_index.fqn != "model.b"])
+
+
+class Slotted:
+    """
+    Does all by another planner, and keeps nothing of its own.
+    """
+
+    __slots__ = ("planner",)
+
+    def __init__(self) -> None:
+        self.planner = Late()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.planner, name)
+
+
+class Halves(dcp.DefaultLoadPlanner):
+    """
+    Reads the first half of a tensor twice.
+    """
+
+    def create_local_plan(self) -> LoadPlan:
+        items = []
+        for item in super().create_local_plan().items:
+            half = replace(item, lengths=torch.Size([1])) if item.dest_index.fqn == "model.b" else None
+            items += [item] if half is None else [half] * 3
+        return LoadPlan(items)
+
+
+class LeftOut(dcp.DefaultLoadPlanner):
+    """
+    Has a key less from the start.
+    """
+
+    def set_up_planner(self, state_dict: Any, metadata: Any = None, is_coordinator: bool = False) -> None:  # noqa: FBT001, FBT002
+        super().set_up_planner({**state_dict, "model": {"a": state_dict["model"]["a"]}}, metadata, is_coordinator)
+
+
 class Last(dcp.DefaultLoadPlanner):
     """
     Has no plan before the last moment.
@@ -111,6 +163,9 @@ class TwiceAtLast(dcp.DefaultLoadPlanner):
         (Twice, ("partial", 0.75), "1 key is read in part or not at all: model.b."),
         (NoObjects, ("partial", 0.5), "2 keys are read in part or not at all: {name,step}."),
         (Late, ("partial", 0.75), "1 key is read in part or not at all: model.b."),
+        (Disguised, ("partial", 0.75), "1 key is read in part or not at all: model.b."),
+        (Slotted, ("partial", 0.75), "1 key is read in part or not at all: model.b."),
+        (LeftOut, ("partial", 0.75), "1 key is read in part or not at all: model.b."),
         (TwiceAtLast, ("partial", 0.75), "1 key is read in part or not at all: model.b."),
         (Last, ("ok", 1.0), None),
         (Nothing, ("no_op", 0.0), "4 keys are read in part or not at all: model.{a,b}, {name,step}."),
@@ -126,38 +181,171 @@ def test_what_a_plan_leaves_out_is_named(
     assert [found.text for found in report.findings] == ([] if said is None else [said])
 
 
-def test_a_planner_is_left_as_it_was(agent: Agent, tmp_path: Path) -> None:
+def test_a_region_that_is_read_twice_counts_once(agent: Agent, tmp_path: Path) -> None:
     dcp.save(state(7.0), checkpoint_id=tmp_path / "step-7", no_dist=True)
-    by_class, by_object = Late(), dcp.DefaultLoadPlanner()
+    dcp.load(state(), checkpoint_id=tmp_path / "step-7", planner=Halves(), no_dist=True)
+    report = agent.last()
+    assert (report.verdict, codes(report), report.coverage.elements) == ("partial", ["not_read"], 2 / 3)
+
+
+class Lazy(dcp.DefaultLoadPlanner):
+    """
+    Its plans can be gone through once.
+    """
+
+    def create_local_plan(self) -> LoadPlan:
+        return replace(super().create_local_plan(), items=iter(super().create_local_plan().items))
+
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        return [replace(plan, items=iter(plan.items)) for plan in global_plan]
+
+    def finish_plan(self, new_plan: LoadPlan) -> LoadPlan:
+        return replace(new_plan, items=iter(new_plan.items))
+
+
+def test_a_plan_that_can_be_gone_through_once_is_left_alone(agent: Agent, tmp_path: Path) -> None:
+    dcp.save(state(7.0), checkpoint_id=tmp_path / "step-7", no_dist=True)
+    wanted = state()
+    dcp.load(wanted, checkpoint_id=tmp_path / "step-7", planner=Lazy(), no_dist=True)
+    assert (wanted["model"]["a"] == 7).all()
+    assert agent.last().verdict == "ok"
+
+
+def test_a_planner_that_looks_at_itself(agent: Agent, tmp_path: Path) -> None:
+    dcp.save(state(7.0), checkpoint_id=tmp_path / "step-7", no_dist=True)
+
+    class Looking(Late):
+        def finish_plan(self, new_plan: LoadPlan) -> LoadPlan:
+            assert inspect.ismethod(self.finish_plan)
+            assert "finish_plan" not in vars(copy.copy(self))
+            return super().finish_plan(new_plan)
+
+    dcp.load(state(), checkpoint_id=tmp_path / "step-7", planner=Looking(), no_dist=True)
+    assert codes(agent.last()) == ["not_read"]
+
+
+def test_a_load_within_a_load_is_one_of_its_own(agent: Agent, tmp_path: Path) -> None:
+    dcp.save(state(7.0), checkpoint_id=tmp_path / "step-7", no_dist=True)
+    dcp.save({"x": torch.ones(2)}, checkpoint_id=tmp_path / "step-8", no_dist=True)
+
+    class Loading(Late):
+        def finish_plan(self, new_plan: LoadPlan) -> LoadPlan:
+            dcp.load({"x": torch.zeros(2)}, checkpoint_id=tmp_path / "step-8", no_dist=True)
+            return super().finish_plan(new_plan)
+
+    dcp.load(state(), checkpoint_id=tmp_path / "step-7", planner=Loading(), no_dist=True)
+    inner, outer = agent.reports()
+    assert (inner.step, inner.verdict, inner.bytes_read, codes(inner)) == (8, "ok", 8, [])
+    assert (outer.step, outer.verdict, outer.coverage.keys, codes(outer)) == (7, "partial", 0.75, ["not_read"])
+
+
+class Nested:
+    """
+    A `Stateful` that loads a checkpoint of its own.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.value = torch.zeros(2)
+
+    def state_dict(self) -> dict[str, Any]:
+        dcp.load({"x": torch.zeros(2)}, checkpoint_id=self.path, no_dist=True)
+        return {"value": self.value}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.value = state_dict["value"]
+        dcp.load({"x": torch.zeros(2)}, checkpoint_id=self.path, no_dist=True)
+
+
+def test_a_stateful_that_loads(agent: Agent, tmp_path: Path) -> None:
+    dcp.save({"x": torch.ones(2)}, checkpoint_id=tmp_path / "step-8", no_dist=True)
+    dcp.save({"app": {"value": torch.ones(3)}}, checkpoint_id=tmp_path / "step-7", no_dist=True)
+    nested = Nested(tmp_path / "step-8")
+    nested.value = torch.zeros(3)
+    dcp.load({"app": nested}, checkpoint_id=tmp_path / "step-7", no_dist=True)
+    assert nested.value.sum() == 3
+    assert [(report.step, report.verdict, report.bytes_read) for report in agent.reports()] == [
+        (8, "ok", 8),
+        (8, "ok", 8),
+        (7, "ok", 12),
+    ]
+
+
+@pytest.mark.parametrize(("is_copied", "said"), [(True, ["values_not_loaded"]), (False, [])])
+def test_objects_that_are_read_into_a_copy(agent: Agent, tmp_path: Path, is_copied: bool, said: list[str]) -> None:  # noqa: FBT001
+    planner = functools.partial(dcp.DefaultLoadPlanner, flatten_state_dict=False, flatten_sharded_tensors=is_copied)
+    saver = dcp.DefaultSavePlanner(flatten_state_dict=False)
+    saved = {"w": torch.ones(2), "options": {"rate": 7}}
+    dcp.save(saved, checkpoint_id=tmp_path / "step-7", planner=saver, no_dist=True)
+    wanted: dict[str, Any] = {"w": torch.zeros(2), "options": {"rate": 0}}
+    dcp.load(wanted, checkpoint_id=tmp_path / "step-7", planner=planner(), no_dist=True)
+    assert wanted["options"]["rate"] == (0 if is_copied else 7)
+    report = agent.last()
+    assert codes(report) == said
+    assert report.verdict == ("wrong_values" if is_copied else "ok")
+
+
+def test_a_planner_that_cannot_be_looked_at(agent: Agent, tmp_path: Path) -> None:
+    dcp.save(state(7.0), checkpoint_id=tmp_path / "step-7", no_dist=True)
+
+    class Hidden(dcp.DefaultLoadPlanner):
+        def __getattribute__(self, name: str) -> Any:
+            caller = sys._getframe(1).f_globals["__name__"]
+            if name == "allow_partial_load" and caller.startswith("ckpt_sentry"):
+                raise OSError("hidden")
+            return super().__getattribute__(name)
+
+    agent.monkeypatch.setenv("CKPT_SENTRY_GUARD", "swallow")
+    dcp.load(state(), checkpoint_id=tmp_path / "step-7", planner=Hidden(), no_dist=True)
+    report = agent.last()
+    assert (report.verdict, [found.code for found in report.findings]) == ("ok", ["not_compared"])
+
+
+def test_nothing_of_a_load_lives_on(agent: Agent, tmp_path: Path) -> None:
+    dcp.save({"w": torch.ones(8)}, checkpoint_id=tmp_path / "final", no_dist=True)
+    gc.collect()
+    gc.disable()
+    try:
+        wanted = {"w": torch.zeros(8)}
+        gone = weakref.ref(wanted["w"])
+        dcp.load(wanted, checkpoint_id=tmp_path / "final", no_dist=True)
+        del wanted
+        assert gone() is None
+    finally:
+        gc.enable()
+    assert agent.last().verdict == "ok"
+
+
+def test_what_an_object_has_for_a_finish_plan(agent: Agent, tmp_path: Path) -> None:
+    dcp.save(state(7.0), checkpoint_id=tmp_path / "step-7", no_dist=True)
+    by_object = dcp.DefaultLoadPlanner()
 
     def mine(new_plan: LoadPlan) -> LoadPlan:
         return replace(new_plan, items=new_plan.items[:-1])
 
     by_object.finish_plan = mine  # type: ignore[method-assign]
-    for planner in (by_class, by_object):
-        dcp.load(state(), checkpoint_id=tmp_path / "step-7", planner=planner, no_dist=True)
-        assert codes(agent.last()) == ["not_read"]
-    assert "finish_plan" not in vars(by_class)
-    assert by_object.finish_plan is mine
+    dcp.load(state(), checkpoint_id=tmp_path / "step-7", planner=by_object, no_dist=True)
+    assert codes(agent.last()) == ["not_read"]
 
 
-def test_a_planner_of_two_loads_at_once_is_left_as_it_was(agent: Agent, tmp_path: Path) -> None:
+def test_a_planner_of_two_loads_at_once(agent: Agent, tmp_path: Path) -> None:
     dcp.save(state(7.0), checkpoint_id=tmp_path / "step-7", no_dist=True)
-    planner, both = Late(), threading.Barrier(2, timeout=30)
+    both = threading.Barrier(2, timeout=30)
 
-    class Meeting(dcp.FileSystemReader):
-        def read_data(self, plan: LoadPlan, planner: Any) -> Any:
+    class Meeting(Late):
+        def finish_plan(self, new_plan: LoadPlan) -> LoadPlan:
             both.wait()
-            return super().read_data(plan, planner)
+            return super().finish_plan(new_plan)
+
+    planner = Meeting()
 
     def load() -> None:
-        dcp.load(state(), storage_reader=Meeting(tmp_path / "step-7"), planner=planner, no_dist=True)
+        dcp.load(state(), checkpoint_id=tmp_path / "step-7", planner=planner, no_dist=True)
 
     other = threading.Thread(target=load)
     other.start()
     load()
     other.join()
-    assert "finish_plan" not in vars(planner)
     assert [codes(report) for report in agent.reports()] == [["not_read"], ["not_read"]]
 
 

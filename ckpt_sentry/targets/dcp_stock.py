@@ -1,0 +1,49 @@
+"""
+What of a planner or reader is torch's own: such code is known to do nothing to a plan but what it says.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_TORCHS: Final = "torch.distributed.checkpoint."
+_OURS: Final = __name__.partition(".")[0] + "."
+
+
+def is_torchs(thing: Any, method: str) -> bool:
+    """
+    Whether a planner, reader or module has this function from torch, or does not have it.
+    """
+    module = _module_of(getattr(thing, method, None))
+    return module is None or module.startswith((_TORCHS, _OURS))
+
+
+def shows_plan(reader: Any) -> bool:
+    """
+    Whether this agent sees the plan that the reader reads: its `read_data` is one of those that are patched.
+    """
+    return (_module_of(getattr(reader, "read_data", None)) or "").startswith(_OURS)
+
+
+def changes_plans(cells: Mapping[str, Any]) -> bool:
+    """
+    Whether what a rank has planned may be changed on the way to what it reads.
+
+    Args:
+        cells: the variables of a step of `_load_state_dict`.
+    """
+    planner, reader = cells.get("planner"), cells.get("storage_reader")
+    is_planners = is_torchs(planner, "create_global_plan") and is_torchs(planner, "finish_plan")
+    return not (is_planners and is_torchs(reader, "prepare_global_plan"))
+
+
+def _module_of(function: Any) -> str | None:
+    """
+    The module whose code this is; None for None. By its globals: `functools.wraps` gives a function another's name.
+    """
+    if function is None:
+        return None
+    return str(getattr(getattr(function, "__func__", function), "__globals__", {}).get("__name__"))
