@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -16,16 +16,20 @@ from typing import TYPE_CHECKING, Any
 from ckpt_sentry.audit.coverage import coverage
 from ckpt_sentry.audit.escape import shown
 from ckpt_sentry.audit.examine import Examination, examine
+from ckpt_sentry.audit.findings import percent
 from ckpt_sentry.audit.inventory import Inventory
 from ckpt_sentry.audit.policy import MAY_BE_MISSING
 from ckpt_sentry.audit.report import Coverage, Facts, Finding
 from ckpt_sentry.checkpoints import dcp_metadata, folder
 from ckpt_sentry.checkpoints.errors import HeaderError
 from ckpt_sentry.errors import LowCoverageError
+from ckpt_sentry.targets import dcp_keys
 from ckpt_sentry.unify import comparable, inventory_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+_SHOWN = 6
 
 
 class LoadAuditor:
@@ -85,7 +89,9 @@ class LoadAuditor:
                 found = error.finding() if isinstance(error, HeaderError) else _unreadable(error)
                 return self._judge("LoadAuditor.check", wanted, Inventory(), Facts(path=path, findings=(found,)))
             held = Inventory(_part(entries, wanted))
-            return self._judge("LoadAuditor.check", _needed(model, wanted, held), held, Facts(path=path))
+            return self._judge(
+                "LoadAuditor.check", _needed(model, wanted, held), held, Facts(path=path), dcp_keys.advised
+            )
         choice = folder.choose(path)
         wanted = _needed(model, wanted, choice.inventory)
         return self._judge("LoadAuditor.check", wanted, choice.inventory, Facts(path=path, findings=choice.findings))
@@ -109,14 +115,27 @@ class LoadAuditor:
         came = Inventory({key: entries[key] for key in before.written(self._model) if key in entries})
         self._judge("LoadAuditor", _needed(self._model, self._wanted, came), came, Facts())
 
-    def _judge(self, entry_point: str, wanted: Inventory, held: Inventory, facts: Facts) -> Coverage:
+    def _judge(
+        self,
+        entry_point: str,
+        wanted: Inventory,
+        held: Inventory,
+        facts: Facts,
+        advise: Callable[[Iterable[Finding]], tuple[Finding, ...]] = tuple,
+    ) -> Coverage:
+        """
+        Compare both sides and raise below the minimum; `advise` gives the findings the next steps of the loader.
+        """
         allowed = (*self.allow_missing, *MAY_BE_MISSING)
         found = examine(*comparable(wanted, held), allow_missing=allowed)
         self.coverage = _honest(found, wanted, allowed)
         if self.coverage.judged < self.min_coverage:
             from ckpt_sentry.targets import accelerate_text
 
+            if entry_point == "LoadAuditor" and not held.entries:
+                raise LowCoverageError(_nothing_came(wanted, found, self.min_coverage))
             say = accelerate_text.loaded if entry_point == "LoadAuditor" else accelerate_text.refused
+            found = replace(found, findings=advise(found.findings))
             facts = replace(facts.examined(found), coverage=self.coverage)
             raise LowCoverageError(say(entry_point, facts, wanted, found.difference.missing, self.min_coverage))
         return self.coverage
@@ -154,6 +173,19 @@ def _part(entries: Mapping[str, Any], wanted: Inventory) -> Mapping[str, Any]:
         return entries
     name = min(outer, key=lambda one: (-outer[one], one))
     return {key.partition(".")[2]: entry for key, entry in entries.items() if key.startswith(f"{name}.")}
+
+
+def _nothing_came(wanted: Inventory, found: Examination, minimum: float) -> str:
+    """
+    The text of the error where no load has written anything: none was made, or one whose keys were all wrong.
+    """
+    return (
+        "LoadAuditor: nothing was loaded into the model inside the with block: "
+        f"0 of {wanted.keys:,} keys came in, the minimum is {percent(minimum)}\n"
+        f"  missing     {', '.join(found.missing.keys[:_SHOWN])}{', …' if found.missing.keys[_SHOWN:] else ''}\n"
+        "  next        Load inside the block, into this model and not into a copy; if it was load_state_dict(…, "
+        "strict=False), look at the unexpected_keys that it returns."
+    )
 
 
 def _unreadable(error: Exception) -> Finding:

@@ -34,10 +34,14 @@ class DCPErrorAggregator:
         self._conflicts: dict[tuple[ShapeConflict, ...], set[int]] = {}
         self._texts: dict[str, set[int]] = {}
 
-    def collect(self, error: BaseException, rank: int | None = None) -> None:
+    def collect(self, error: BaseException | None, rank: int | None = None) -> None:
         """
         Take in the error of a rank: `rank`, else the one that the error names, else the next free number.
+
+        None, as `precheck` gives it, is no error: of that rank nothing is kept.
         """
+        if error is None:
+            return
         report = getattr(error, "ckpt_sentry", None)
         failures = getattr(error, "failures", None)
         if isinstance(error, DCPLoadError):
@@ -58,8 +62,7 @@ class DCPErrorAggregator:
         Take in one error for each rank, in the order of ranks, as `all_gather_object` gives them; None is no error.
         """
         for rank, error in enumerate(errors):
-            if error is not None:
-                self.collect(error, rank)
+            self.collect(error, rank)
 
     @property
     def failed_ranks(self) -> str:

@@ -2,7 +2,7 @@
 What a DCP load would do, before it is done: `precheck` and `audit`, and the error that they speak in.
 
 For programs that ask. Neither the hooks nor a process group is needed, no collective is made and no shard is read:
-headers tell. A load that is watched keeps torch's own exceptions, with the report attached.
+headers and the sizes of files tell. A load that is watched keeps torch's own exceptions, with the report attached.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import itertools
 import os
 import time
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ckpt_sentry import config, identity
@@ -19,18 +19,24 @@ from ckpt_sentry.audit.examine import examine
 from ckpt_sentry.audit.fold import fold, folds
 from ckpt_sentry.audit.generators import MOST_ITEMS, readable
 from ckpt_sentry.audit.inventory import Entry, Inventory
-from ckpt_sentry.audit.report import Facts, Finding, LoadReport, ModelSummary, Shape
+from ckpt_sentry.audit.policy import MAY_BE_MISSING
+from ckpt_sentry.audit.report import CheckpointSummary, Facts, Finding, LoadReport, ModelSummary, Shape
 from ckpt_sentry.audit.verdict import verdict
-from ckpt_sentry.checkpoints import dcp, dcp_metadata
+from ckpt_sentry.checkpoints import dcp, dcp_metadata, folder
 from ckpt_sentry.checkpoints.dcp_metadata import DcpMetadata
 from ckpt_sentry.checkpoints.paths import mask
 from ckpt_sentry.checkpoints.step import Step, find_step, peek_step
 from ckpt_sentry.checkpoints.unpickle import UnreadablePickle
+from ckpt_sentry.targets import dcp_keys
+from ckpt_sentry.unify import inventory_of
 
 if TYPE_CHECKING:
+    from ckpt_sentry.audit.diff import Pair
     from ckpt_sentry.audit.examine import Examination
 
 _CANNOT = "dcp.load cannot succeed"
+_TORCHS_FOLDERS = "torch.distributed.checkpoint.filesystem"
+"""The module of torch's own reader, which reads the files of a folder and nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +139,13 @@ def precheck(
     allow_missing: Iterable[str] = (),
 ) -> DCPLoadError | None:
     """
-    Say whether `dcp.load(state_dict, …)` can succeed, by headers only; None if so.
+    Say whether `dcp.load(state_dict, …)` can succeed, by headers and the sizes of files only; None if so.
 
-    `state_dict` is what would be given to `dcp.load` (nested or flat; of a `Stateful` its `state_dict()`), or a module.
-    `path_or_metadata` is the folder of the checkpoint, its `Metadata`, or a `StorageReader`. Unexpected keys alone are
-    no error, nor are missing ones with `allow_partial_load`, or where they match a glob of `allow_missing`.
+    `state_dict` is what would be given to `dcp.load` (nested or flat; of a `Stateful` its `state_dict()`), key by key:
+    what `DefaultLoadPlanner` refuses is an error. Of a module that is one part of the saved state, that part is
+    compared. `path_or_metadata` is the folder of the checkpoint, its `Metadata`, or a `StorageReader`; the files are
+    looked at in a folder only. Unexpected keys alone are no error, nor are missing ones with `allow_partial_load`, or
+    where they match a glob of `allow_missing`.
     """
     who = identity.identity().rank if rank is None else rank
     source = _source(path_or_metadata)
@@ -150,10 +158,12 @@ def precheck(
             path=source.path,
             reasons=texts,
         )
-    found = _examined(state_dict, source.metadata, allow_missing)
+    sides = _sides(state_dict, source.metadata)
+    found = examine(sides.model, sides.checkpoint, allow_missing=tuple(allow_missing))
     difference = found.difference
     excused = allow_partial_load or not _is_lacking(found)
-    if excused and not difference.mismatched:
+    reasons = (*_types(difference.retyped), *_files(source, sides.stored))
+    if excused and not difference.mismatched and not reasons:
         return None
     return DCPLoadError(
         _CANNOT,
@@ -166,21 +176,56 @@ def precheck(
             ShapeConflict(pair.key, pair.key.rpartition(".")[0], pair.model.shape or (), pair.checkpoint.shape or ())
             for pair in difference.mismatched
         ),
-        reasons=[one.text for one in found.findings if one.code in ("renamed_keys", "flat_optimizer")],
+        reasons=(*reasons, *(one.text for one in found.findings if one.code in ("renamed_keys", "flat_optimizer"))),
     )
+
+
+def _types(retyped: Iterable[Pair]) -> list[str]:
+    """
+    The keys of which torch wants another type. The other way about it loads: an object takes the place of a tensor.
+    """
+    keys = [pair.key for pair in retyped if pair.model.shape is None]
+    texts = keys_text("saved as a tensor, asked for as another object", keys)
+    return [f"{text.strip()}; ask for a tensor, and convert it after the load" for text in texts]
+
+
+def _files(source: _Source, keys: Collection[str]) -> list[str]:
+    """
+    What is wrong with the files that these keys lie in: one `stat` for each.
+
+    What others lie in is not read, and is said only where the load fails anyway.
+    """
+    whole = source.metadata
+    if whole is None or source.folder is None:
+        return []
+    entries = {key: entry for key, entry in whole.entries.items() if key in keys}
+    storage = {place: stored for place, stored in whole.storage.items() if place[0] in entries}
+    lost = _errors(source.folder, replace(whole, entries=entries, storage=storage))
+    return lost and (_errors(source.folder, whole) or lost)
+
+
+def _errors(path: str, metadata: DcpMetadata) -> list[str]:
+    return [one.text for one in dcp.diagnose(path, metadata=metadata) if one.level == "error"]
 
 
 def audit(model_or_state_dict: Any, path: Any) -> LoadReport:
     """
     Report on a load of the checkpoint at `path` without loading it: what would enter, what would not, and why.
 
-    Of a module that is one part of the saved state, that part is compared. The verdict is what the load would come to.
+    `path` is the folder of a DCP checkpoint, or a file, an index or a folder as `LoadAuditor.check` takes them. Of a
+    module that is one part of the state in a DCP folder, that part is compared; a state dict is taken as `dcp.load`
+    takes it. The verdict is what the load would come to.
 
     :raises DCPLoadError: nothing can be said, since the checkpoint cannot be read; the text says why.
     """
     who, started = identity.identity(), time.time()
     source = _source(path)
-    if source.metadata is None:
+    choice = None if source.metadata is not None or source.path is None else folder.choose(source.path)
+    if source.metadata is not None:
+        facts = _facts_of_dcp(model_or_state_dict, source.metadata)
+    elif choice is not None and choice.loadable:
+        facts = _facts_of_files(model_or_state_dict, choice)
+    else:
         raise DCPLoadError(
             "the checkpoint cannot be read",
             rank=who.rank,
@@ -188,21 +233,17 @@ def audit(model_or_state_dict: Any, path: Any) -> LoadReport:
             path=source.path,
             reasons=[finding.text for finding in source.findings],
         )
-    model = _inventory(model_or_state_dict)
-    found = _examined(model, source.metadata, config.settings().allow_missing)
-    facts = Facts(
+    facts = replace(
+        facts,
         path=None if source.path is None else mask(source.path),
-        format="DCP",
         step=source.step_value,
         step_source=None if source.step is None else source.step.source,
-        checkpoint=source.metadata.summary(),
-        model=ModelSummary(model.keys, model.elements, model.nbytes),
-    ).examined(found)
+    )
     return LoadReport(
         load_id=identity.load_id(who.run_id, who.attempt, "audit", 0),
         ordinal=0,
         identity=who,
-        framework="dcp",
+        framework="torch" if source.metadata is None else "dcp",
         entry_point="ckpt_sentry.audit",
         verdict=verdict(coverage=facts.coverage, findings=facts.findings),
         started_at=started,
@@ -211,16 +252,40 @@ def audit(model_or_state_dict: Any, path: Any) -> LoadReport:
     )
 
 
+def _facts_of_dcp(model_or_state_dict: Any, metadata: DcpMetadata) -> Facts:
+    sides = _sides(model_or_state_dict, metadata)
+    found = examine(sides.model, sides.checkpoint, allow_missing=config.settings().allow_missing)
+    facts = Facts(format="DCP", checkpoint=metadata.summary(), model=_summary(sides.model))
+    return facts.examined(replace(found, findings=dcp_keys.advised(found.findings)))
+
+
+def _facts_of_files(model: Any, choice: folder.Choice) -> Facts:
+    held, wanted = choice.inventory, inventory_of(model)
+    if callable(getattr(model, "named_modules", None)):
+        from ckpt_sentry.targets.model_state import without_needless
+
+        wanted = without_needless(model, wanted, held.entries)
+    found = examine(wanted, held, allow_missing=(*config.settings().allow_missing, *MAY_BE_MISSING))
+    summary = CheckpointSummary(held.keys, held.elements, choice.bytes, files=len(choice.files))
+    facts = Facts(format=choice.format, checkpoint=summary, model=_summary(wanted), findings=choice.findings)
+    return facts.examined(found)
+
+
+def _summary(model: Inventory) -> ModelSummary:
+    return ModelSummary(model.keys, model.elements, model.nbytes)
+
+
 @dataclass(frozen=True, slots=True)
 class _Source:
     """
-    The checkpoint that a call names: its headers, or why they cannot be read.
+    The checkpoint that a call names: its headers, or why they cannot be read; `folder` is where its files surely are.
     """
 
     path: str | None
     metadata: DcpMetadata | None
     step: Step | None = None
     findings: tuple[Finding, ...] = ()
+    folder: str | None = None
 
     @property
     def step_value(self) -> int | None:
@@ -233,6 +298,8 @@ def _source(given: Any) -> _Source:
     if hasattr(given, "state_dict_metadata"):
         path = getattr(getattr(given, "storage_meta", None), "checkpoint_id", None)
         return _of_torch(given, None if path is None else os.fspath(path))
+    if type(given).__module__ == _TORCHS_FOLDERS and hasattr(given, "path"):
+        return _source(given.path)
     if callable(getattr(given, "read_metadata", None)):
         path = getattr(given, "checkpoint_id", None) or getattr(given, "path", None)
         return _of_torch(given.read_metadata(), None if path is None else os.fspath(path))
@@ -241,7 +308,7 @@ def _source(given: Any) -> _Source:
         metadata = dcp_metadata.read(path)
     except (OSError, UnreadablePickle):
         return _Source(path, None, find_step(path), dcp.diagnose(path))
-    return _Source(path, metadata, find_step(path) or peek_step(path, metadata))
+    return _Source(path, metadata, find_step(path) or peek_step(path, metadata), folder=path)
 
 
 def _of_torch(metadata: Any, path: str | None) -> _Source:
@@ -252,38 +319,54 @@ def _of_torch(metadata: Any, path: str | None) -> _Source:
     return _Source(path, DcpMetadata(entries, saved_path=path), None if path is None else find_step(path))
 
 
-def _examined(state_dict: Any, metadata: DcpMetadata, allow_missing: Iterable[str]) -> Examination:
-    model = _inventory(state_dict)
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    """
+    What is asked for, and what the checkpoint has of it; `stored` are the asked keys as the checkpoint names them.
+    """
+
+    model: Inventory
+    checkpoint: Inventory
+    stored: Collection[str]
+
+
+def _sides(state_dict: Any, metadata: DcpMetadata) -> _Sides:
+    """
+    Take both sides. The outer name that a saved state has over a module is taken off; a state dict says its own.
+    """
     entries = metadata.entries
-    if model.entries and not any(key in entries for key in model.entries):
-        entries = _part(entries, model)
-    return examine(model, Inventory(entries), allow_missing=tuple(allow_missing))
+    if isinstance(state_dict, Mapping):
+        model = _inventory(state_dict, entries)
+        return _Sides(model, Inventory(entries), model.entries)
+    model = _inventory(state_dict.state_dict(), entries)
+    outer = _outer(entries, model)
+    if not outer:
+        return _Sides(model, Inventory(entries), model.entries)
+    part = {key.removeprefix(outer): entry for key, entry in entries.items() if key.startswith(outer)}
+    return _Sides(model, Inventory(part), {outer + key for key in model.entries})
 
 
-def _part(entries: Mapping[str, Entry], model: Inventory) -> Mapping[str, Entry]:
+def _outer(entries: Mapping[str, Entry], model: Inventory) -> str:
     """
-    The part of a saved state that is the model: what lies under the outer name that most of its keys lie under.
+    The outer name, with its dot, that most keys of the model lie under; empty where they lie under none.
     """
+    if any(key in entries for key in model.entries):
+        return ""
     counts: dict[str, int] = {}
     for key in entries:
         outer, _, inner = key.partition(".")
         counts[outer] = counts.get(outer, 0) + (inner in model.entries)
     name = min(counts, key=lambda one: (-counts[one], one), default="")
-    if not counts.get(name):
-        return entries
-    return {key.partition(".")[2]: entry for key, entry in entries.items() if key.startswith(f"{name}.")}
+    return f"{name}." if counts.get(name) else ""
 
 
-def _inventory(state_dict: Any) -> Inventory:
-    if isinstance(state_dict, Inventory):
-        return state_dict
-    from ckpt_sentry.targets.dcp_entries import flattened, model_entry
+def _inventory(state_dict: Mapping[str, Any], saved: Mapping[str, Entry]) -> Inventory:
+    from ckpt_sentry.targets.dcp_entries import model_entry
 
-    if not isinstance(state_dict, Mapping):
-        state_dict = state_dict.state_dict()
     plain = {key: _state_of(value) for key, value in state_dict.items()}
     seen: dict[tuple[Any, Any], Entry] = {}
-    return Inventory({key: model_entry(value, seen) for key, value in flattened(plain).items()})
+    asked = dcp_keys.asked(plain, saved.keys())
+    return Inventory({key: model_entry(value, seen) for key, value in asked.items()})
 
 
 def _state_of(value: Any) -> Any:

@@ -97,6 +97,15 @@ def test_check_of_a_distributed_checkpoint(tmp_path: Path, state: dict[str, obje
     assert LoadAuditor().check(Net(), tmp_path / "step-3") == WHOLE
 
 
+@pytest.mark.parametrize("surplus", [{}, {"optimizer": {"lr": torch.ones(1)}}], ids=["alone", "with an optimizer"])
+def test_a_rename_of_a_distributed_checkpoint_begins_with_its_names(tmp_path: Path, surplus: dict[str, object]) -> None:
+    dcp.save(renamed("a.b.") | surplus, checkpoint_id=tmp_path)
+    with pytest.raises(LowCoverageError, match=r'strip the prefix "a\.b\."') as caught:
+        LoadAuditor().check(Net(), tmp_path)
+    assert "Ask for them under the names that they have in the checkpoint" in str(caught.value)
+    assert "unify_keys" not in str(caught.value)
+
+
 def by_data(model: Net, _folder: Path) -> None:
     for name, value in model.named_parameters():
         value.data.copy_(values()[name])
@@ -149,9 +158,22 @@ def test_any_load_is_seen(tmp_path: Path, load: Callable[[Net, Path], object]) -
 def test_a_load_of_nothing_raises(tmp_path: Path, load: Callable[[Net, Path], object]) -> None:
     model = Net()
     auditor = LoadAuditor(model=model)
-    with pytest.raises(LowCoverageError, match=r"LoadAuditor has loaded too little: 0 % of keys"), auditor:
+    with pytest.raises(LowCoverageError, match="nothing was loaded into") as caught, auditor:
         load(model, tmp_path)
     assert auditor.coverage == NOTHING
+    assert str(caught.value) == (
+        "LoadAuditor: nothing was loaded into the model inside the with block: 0 of 10 keys came in, the minimum is "
+        "99 %\n"
+        "  missing     {embed,head}.weight, layers.{0-1}.{attn,norm}.{bias,weight}\n"
+        "  next        Load inside the block, into this model and not into a copy; if it was load_state_dict(…, "
+        "strict=False), look at the unexpected_keys that it returns."
+    )
+
+
+def test_a_load_of_too_little_raises() -> None:
+    model = Net()
+    with pytest.raises(LowCoverageError, match="has loaded too little: 10 % of keys"), LoadAuditor(model=model):
+        model.load_state_dict({"head.weight": values()["head.weight"]}, strict=False)
 
 
 def test_a_tied_part_is_counted_once() -> None:

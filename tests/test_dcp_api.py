@@ -4,12 +4,14 @@ import copy
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
 from torch import nn
 
 import ckpt_sentry
@@ -61,11 +63,115 @@ def test_everything_that_does_not_fit_is_said_at_once(saved: Path) -> None:
     check_error_text(error)
 
 
-def test_only_headers_are_read(saved: Path) -> None:
+NET = Net().state_dict()
+
+
+@pytest.mark.parametrize(
+    ("held", "asked"),
+    [
+        ({"model": NET}, {"model": NET}),
+        ({"model": NET}, NET),
+        ({"model": NET, "optimizer": {"lr": torch.ones(1)}, "step": 3}, NET),
+        ({"app": NET}, NET),
+        ({f"module.{key}": value for key, value in NET.items()}, NET),
+        (NET, {"model": NET}),
+        ({"model": NET}, {"app": NET}),
+        ({"model": NET}, {"model": {key: value.half() for key, value in NET.items()}}),
+        ({"model": NET}, {"model": NET, "step": 0}),
+        ({"step": torch.tensor(3)}, {"step": 0}),
+        ({"step": 3}, {"step": torch.tensor(0)}),
+        ({"w": torch.zeros(2)}, {"w": torch.zeros(3)}),
+        ({"w": torch.zeros(1)}, {"w": torch.tensor(0.0)}),
+        ({"a": [1, {"b": torch.zeros(2)}], "c": {}}, {"a": [0, {"b": torch.zeros(2)}]}),
+        ({"a": [1, {"b": torch.zeros(2)}]}, {"a": [0, {"b": torch.zeros(3)}]}),
+        ({"a": 1}, {}),
+    ],
+)
+def test_it_says_what_torch_says(tmp_path: Path, held: dict[str, Any], asked: dict[str, Any]) -> None:
+    dcp.save(held, checkpoint_id=tmp_path, no_dist=True)
+
+    assert (precheck(asked, tmp_path) is None) is loads(asked, tmp_path)
+
+
+def loads(asked: dict[str, Any], path: Path) -> bool:
+    try:
+        dcp.load(copy.deepcopy(asked), checkpoint_id=path, no_dist=True)
+    except (Exception, dcp.CheckpointException):
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("asked", "fits"), [({"lr": [0.0, 0.0]}, True), ({"lr": [0.0], "n": [0]}, False)])
+def test_lists_that_were_saved_in_one_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], *, fits: bool
+) -> None:
+    from torch.distributed.checkpoint import _version
+
+    monkeypatch.setattr(_version, "_derived_version", "2_3")
+    dcp.save({"lr": [0.1, 0.2]}, checkpoint_id=tmp_path, no_dist=True)
+    monkeypatch.undo()
+
+    assert (precheck(asked, tmp_path) is None) is loads(asked, tmp_path) is fits
+
+
+def test_a_module_is_compared_with_its_part_of_the_state(saved: Path) -> None:
+    assert precheck(Net(), saved) is None
+    error = precheck(Net(head=4), saved)
+
+    assert error is not None
+    assert [one.key for one in error.shape_conflicts] == ["head.bias", "head.weight"]
+
+
+def test_a_prefix_is_told(saved: Path) -> None:
+    error = precheck(NET, saved)
+
+    assert error is not None
+    assert error.missing == tuple(sorted(NET))
+    assert 'strip the prefix "model."' in str(error)
+
+
+def test_a_tensor_where_an_object_is_asked_for_is_told(tmp_path: Path) -> None:
+    dcp.save({"step": torch.tensor(3)}, checkpoint_id=tmp_path, no_dist=True)
+
+    assert str(precheck({"step": 0}, tmp_path)).splitlines()[1:] == [
+        "  1 key saved as a tensor, asked for as another object: step; ask for a tensor, and convert it after the load"
+    ]
+
+
+def test_shards_are_not_read(saved: Path) -> None:
     for shard in saved.glob("*.distcp"):
-        shard.unlink()
+        shard.write_bytes(bytes(shard.stat().st_size))
 
     assert precheck({"model": Net()}, saved) is None
+
+
+def cut(shard: Path) -> None:
+    shard.write_bytes(shard.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize(
+    ("harm", "text"),
+    [(Path.unlink, "is missing"), (lambda shard: shard.write_bytes(b""), "is empty (0 bytes)"), (cut, "is cut off")],
+    ids=["missing", "empty", "cut off"],
+)
+@pytest.mark.parametrize("given", [Path, dcp.FileSystemReader], ids=["path", "reader"])
+def test_a_file_that_lacks_what_is_asked_for_is_named(
+    tmp_path: Path, harm: Callable[[Path], object], text: str, given: Callable[[Path], Any]
+) -> None:
+    writer = dcp.FileSystemWriter(tmp_path, single_file_per_rank=False)
+    dcp.save({"a": torch.ones(64), "b": torch.ones(64)}, storage_writer=writer, no_dist=True)
+    of_b = next(
+        place.relative_path
+        for index, place in dcp.FileSystemReader(tmp_path).read_metadata().storage_data.items()
+        if index.fqn == "b"
+    )
+    harm(tmp_path / of_b)
+    error = precheck({"a": torch.zeros(64), "b": torch.zeros(64)}, given(tmp_path))
+
+    assert f"{tmp_path / of_b} {text}" in str(error)
+    assert not loads({"b": torch.zeros(64)}, tmp_path)
+    assert precheck({"a": torch.zeros(64)}, given(tmp_path)) is None
+    assert loads({"a": torch.zeros(64)}, tmp_path)
 
 
 def test_metadata_and_readers_are_taken(saved: Path) -> None:
@@ -101,6 +207,29 @@ def test_audit_reports_without_loading(saved: Path) -> None:
     assert report.coverage.keys == 0.8
     assert all(torch.equal(before[key], value) for key, value in net.state_dict().items())
     assert ckpt_sentry.audit({"model": Net()}, saved).verdict == "ok"
+
+
+def test_audit_takes_a_state_dict_as_it_is(saved: Path) -> None:
+    report = ckpt_sentry.audit(Net().state_dict(), saved)
+
+    assert report.verdict == "no_op"
+    assert [one.next for one in report.findings if one.code == "renamed_keys"] == [
+        "Ask for them under the names that they have in the checkpoint, and rename them back after the load."
+    ]
+
+
+def test_audit_takes_files_and_folders(tmp_path: Path) -> None:
+    held = {key: value for key, value in Net().state_dict().items() if "head" not in key}
+    save_file(held, tmp_path / "model.safetensors")
+    torch.save(Net().state_dict(), tmp_path / "model.pt")
+
+    whole = ckpt_sentry.audit(Net(), tmp_path / "model.pt")
+    assert (whole.verdict, whole.framework) == ("ok", "torch")
+    for path in (tmp_path, tmp_path / "model.safetensors"):
+        report = ckpt_sentry.audit(Net().state_dict(), path)
+        assert (report.verdict, report.missing.keys, report.path) == ("partial", ("head.{bias,weight}",), str(path))
+        assert report.checkpoint is not None
+        assert (report.format, report.checkpoint.keys, report.checkpoint.files) == ("safetensors", 6, 1)
 
 
 def test_audit_is_the_package_and_the_function() -> None:
@@ -169,6 +298,16 @@ def test_the_summary_does_not_grow_with_ranks() -> None:
     many.collect_all(errors(4096))
 
     assert many.summary().count("\n") == few.summary().count("\n")
+
+
+def test_a_rank_without_an_error_is_none_of_those_that_failed(saved: Path) -> None:
+    aggregator = DCPErrorAggregator()
+    aggregator.collect(precheck({"model": Net()}, saved))
+    aggregator.collect(None, rank=3)
+
+    assert (aggregator.failed_ranks, aggregator.summary()) == ("", "no errors")
+    aggregator.collect(precheck({"model": Net(head=4)}, saved, rank=2))
+    assert aggregator.failed_ranks == "2"
 
 
 def test_nothing_collected() -> None:

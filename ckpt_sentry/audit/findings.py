@@ -36,8 +36,11 @@ ORDER: Final = (
 
 RENAME: Final = "Rename its keys: model.load_state_dict(ckpt_sentry.unify_keys(state_dict, model))."
 RENAME_BY_HAND: Final = (
-    "Compare values, then name the rule yourself: ckpt_sentry.unify_keys(state_dict, model, strip_prefix=…, "
+    "Once the prefix is sure, name it yourself: ckpt_sentry.unify_keys(state_dict, model, strip_prefix=…, "
     "add_prefix=…)."
+)
+RENAME_ONE_BY_ONE: Final = (
+    "Once it is sure which is which, rename them yourself before the load: state_dict[new] = state_dict.pop(old)."
 )
 _ANEW: Final = "If the missing keys are to start anew"
 _SHOWN: Final = 3
@@ -147,14 +150,20 @@ def _renamed(facts: Facts) -> Iterator[Finding]:
         return
     rename = inference.rename
     before, after = map(shown, inference.rename.example)
-    unsure = " Other rules fit as well: compare values before trusting this one." if inference.ambiguous else ""
+    unsure = " Other rules fit as well: check this one against the code that saved it." if inference.ambiguous else ""
     yield Finding(
         "renamed_keys",
         "warning",
         f"The checkpoint has {keys(rename.count)} of this model under other names: {rename.rule} "
         f"({before} → {after}), then {percent(rename.coverage)} would load.{unsure}",
-        RENAME_BY_HAND if inference.ambiguous else RENAME,
+        _way(inference),
     )
+
+
+def _way(inference: Inference) -> str:
+    if not inference.ambiguous:
+        return RENAME
+    return RENAME_BY_HAND if inference.kind == "prefix" else RENAME_ONE_BY_ONE
 
 
 def _no_overlap(facts: Facts) -> Iterator[Finding]:

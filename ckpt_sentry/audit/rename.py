@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 from typing import Final, NamedTuple
 
 from ckpt_sentry.audit import align
@@ -27,6 +28,8 @@ _AGREEING: Final = 4
 _TRIED_ON_ALL: Final = 3
 _SHOWN_BYTES: Final = 200
 _EVIDENT_PATTERNS: Final = 3
+_ALIKE: Final = 0.5
+"""The part of their letters that two names share, in order: "norm" and "layernorm" do, "fc" and "linear" do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +128,26 @@ def _is_evident(trial: _Trial, pairs: Mapping[str, str], sides: Sides) -> bool:
     """
     Tell whether there is enough for a rule that puts one unknown name in place of another.
 
-    Two heads of the same shape are no rename. What is only stripped or added, and pairs that are known, need no more
-    than shapes that agree.
+    Two heads of the same shape are no rename, and one key of a shape is none of another name. What is only stripped or
+    added, and pairs that are known, need no more than shapes that agree.
     """
-    if not trial.rule.is_guess:
+    guesses = trial.rule.guesses
+    if not guesses:
         return True
+    if len(pairs) == 1 and not all(_resemble(old, new) for old, new in guesses):
+        return False
     fewer, more = sorted((len(sides.unexpected), len(sides.missing)))
     return len(pairs) == more or (len(trial.mapping) >= _EVIDENT_PATTERNS and len(pairs) * 2 >= fewer)
+
+
+def _resemble(old: str, new: str) -> bool:
+    """
+    Tell whether two names look like one, as "attn" and "attention" do, by the components that they do not share.
+    """
+    ours, theirs = old.lower().split("."), new.lower().split(".")
+    former = ".".join(part for part in ours if part not in theirs)
+    latter = ".".join(part for part in theirs if part not in ours)
+    return not former or not latter or SequenceMatcher(None, former, latter).ratio() >= _ALIKE
 
 
 def _named(keys: Sequence[str]) -> str:

@@ -53,11 +53,12 @@ class Rule:
         return len(self.dropped) + len(self.inserted) + bool(self.remove) + bool(self.add) + len(self.swaps)
 
     @property
-    def is_guess(self) -> bool:
+    def guesses(self) -> tuple[tuple[str, str], ...]:
         """
-        Whether the rule puts one name in place of another that it is not known to stand for.
+        The names, old and new, of which the new one is not known to stand for the old one.
         """
-        return bool(self.remove and self.add) or any((old, new) not in KNOWN for old, new, _ in self.swaps)
+        swaps = tuple((old, new) for old, new, _ in self.swaps if (old, new) not in KNOWN)
+        return ((self.remove, self.add), *swaps) if self.remove and self.add else swaps
 
     @property
     def kind(self) -> Kind:

@@ -2,7 +2,8 @@
 Why a distributed checkpoint does not load, by what is on disk: findings that name the file and the next step.
 
 `diagnose` runs only when a load has failed or looks wrong. It reads headers, lists one folder and looks at the size of
-a file at most once. It asks as the process that failed: same user, same host.
+a file at most once; where torch could not read what a file holds, some of it is read as well. It asks as the process
+that failed: same user, same host.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from ckpt_sentry.audit.ranks import compact
 from ckpt_sentry.audit.report import Finding
 from ckpt_sentry.checkpoints import dcp_files, dcp_metadata, dcp_shards, neighbours, sniff
-from ckpt_sentry.checkpoints.dcp_error import all_errors, chosen_reader, planning, suspects
+from ckpt_sentry.checkpoints.dcp_error import all_errors, asked_for, chosen_reader, planning, suspects, unreadable
 from ckpt_sentry.checkpoints.dcp_metadata import DcpMetadata
 from ckpt_sentry.checkpoints.dcp_shards import in_short, load_instead, permission_finding
 from ckpt_sentry.checkpoints.paths import shown_path
@@ -49,7 +50,7 @@ def diagnose(
         if not found and "HuggingFace" in (reader or chosen_reader(error) or ""):
             found = _hugging_face(text)
         elif not found and (metadata is not None or not planning(error)):
-            found = _folder(text, rank, metadata, suspects(error))
+            found = _folder(text, rank, metadata, error)
     return found if any(finding.level == "error" for finding in found) else (*found, *_told_by(error, text))
 
 
@@ -207,7 +208,9 @@ def _contents(found: dcp_files.Listing) -> str:
     return f"; it holds {_some(sorted(found.names))}"
 
 
-def _folder(path: str, rank: int | None, metadata: DcpMetadata | None, first: tuple[str, ...]) -> tuple[Finding, ...]:
+def _folder(
+    path: str, rank: int | None, metadata: DcpMetadata | None, error: BaseException | None
+) -> tuple[Finding, ...]:
     found = dcp_files.listing(path)
     problems: list[Finding] = []
     if metadata is None:
@@ -225,7 +228,10 @@ def _folder(path: str, rank: int | None, metadata: DcpMetadata | None, first: tu
             problems += [permission_finding(common)] if common else []
     if metadata is None:
         return tuple(problems)
-    return (*problems, *_contradictions(path, metadata), *dcp_shards.findings(path, metadata, found, first))
+    shards = dcp_shards.findings(path, metadata, found, suspects(error))
+    if not shards and unreadable(error):
+        shards = dcp_shards.damaged(path, metadata, asked_for(error))
+    return (*problems, *_contradictions(path, metadata), *shards)
 
 
 def _read(path: str, rank: int | None) -> tuple[DcpMetadata | None, Finding | str | None]:

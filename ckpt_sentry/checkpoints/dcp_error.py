@@ -13,6 +13,7 @@ from types import FrameType, TracebackType
 
 _MAX_CHAIN = 20
 _PLANNING = frozenset({"create_local_plan", "set_up_planner", "create_default_local_load_plan"})
+_TORCH_LOAD = os.path.join("torch", "serialization.py")
 
 
 def all_errors(error: BaseException | None) -> Iterator[BaseException]:
@@ -52,6 +53,35 @@ def suspects(error: BaseException | None) -> tuple[str, ...]:
     found += [one.filename for one in all_errors(error) if isinstance(one, OSError)]
     names = [os.path.basename(os.fsdecode(path)) for path in found if isinstance(path, str | bytes | os.PathLike)]
     return tuple(dict.fromkeys(filter(None, names)))
+
+
+def unreadable(error: BaseException | None) -> bool:
+    """
+    Whether `torch.load` raised for what the reader gave it of a file.
+    """
+    codes = [frame.f_code for frame in _frames(error)]
+    is_read = any(code.co_name == "read_data" for code in codes)
+    return is_read and any(code.co_name == "load" and code.co_filename.endswith(_TORCH_LOAD) for code in codes)
+
+
+def asked_for(error: BaseException | None) -> tuple[tuple[str, tuple[int, ...] | None], ...]:
+    """
+    The parts that this rank was to read, by key and place in the tensor: the one in hand first.
+    """
+    for frame in _frames(error):
+        if frame.f_code.co_name == "read_data":
+            items = getattr(frame.f_locals.get("plan"), "items", None)
+            found = [frame.f_locals.get("req"), *(items if isinstance(items, list) else ())]
+            return tuple(dict.fromkeys(filter(None, map(_part, found))))
+    return ()
+
+
+def _part(item: object) -> tuple[str, tuple[int, ...] | None] | None:
+    index = getattr(item, "storage_index", None)
+    key, offset = getattr(index, "fqn", None), getattr(index, "offset", None)
+    if not isinstance(key, str):
+        return None
+    return key, tuple(offset) if isinstance(offset, list | tuple) else None
 
 
 def _frames(error: BaseException | None) -> Iterator[FrameType]:

@@ -1,5 +1,5 @@
 """
-The data files of a distributed checkpoint against its metadata, in words: gone, empty, cut off, not readable.
+The data files of a distributed checkpoint against its metadata, in words: gone, empty, cut off, damaged, not readable.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable
 from ckpt_sentry.audit.fold import key_list
 from ckpt_sentry.audit.ranks import compact
 from ckpt_sentry.audit.report import Finding
-from ckpt_sentry.checkpoints import dcp_files, neighbours
-from ckpt_sentry.checkpoints.dcp_metadata import SHARD_NAME, DcpMetadata
+from ckpt_sentry.checkpoints import dcp_contents, dcp_files, neighbours
+from ckpt_sentry.checkpoints.dcp_metadata import SHARD_NAME, DcpMetadata, by_number
 from ckpt_sentry.checkpoints.paths import shown_path
 
 _SHOWN_BYTES = 200
@@ -42,6 +42,28 @@ def findings(
         text = f"the sizes of {shards.checked} of {shards.files} files of {shown_path(path)} were looked at"
         problems.append(Finding("shards_not_checked", "info", text))
     return tuple(problems)
+
+
+def damaged(path: str, metadata: DcpMetadata, first: Iterable[dcp_contents.Part] = ()) -> tuple[Finding, ...]:
+    """
+    Compare the contents of the files in the folder `path` with what was saved, the parts in `first` before the others.
+    """
+    seen = dcp_contents.damage(path, metadata, first)
+    if not seen.parts:
+        return ()
+    files = tuple(sorted({metadata.storage[part].file for part in seen.parts}, key=by_number))
+    text = f"{_of_files(path, files, len(metadata.files), 'damaged')}; "
+    if seen.whole:
+        keys = {key for key, _ in seen.parts}
+        text += f"{_count(keys, metadata)}, no longer hold what was saved: {in_short(keys)}"
+        return (Finding("shard_damaged", "error", text, _repair(path)),)
+    # Which parts were seen differs from rank to rank; which files they are in seldom does.
+    text += _lost(metadata, set(files))
+    unseen = f"not all of the {len(metadata.storage):,} parts in the files of {shown_path(path)} were looked at"
+    return (
+        Finding("shard_damaged", "error", text, _repair(path)),
+        Finding("shards_not_checked", "info", unseen),
+    )
 
 
 def in_short(names: Collection[str]) -> str:

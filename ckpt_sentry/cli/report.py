@@ -15,15 +15,18 @@ from typing import NoReturn
 import click
 
 from ckpt_sentry import config
-from ckpt_sentry.collector import records
+from ckpt_sentry.collector import overview, records
 from ckpt_sentry.collector.aggregate import Aggregate, Aggregator
+from ckpt_sentry.collector.summary import SEVERITY
 from ckpt_sentry.render import json_, terminal, text
-from ckpt_sentry.render.cells import visible
+from ckpt_sentry.render.cells import cut, visible
 from ckpt_sentry.render.page import Line
 from ckpt_sentry.render.words import count
 
 RUNS_SCHEMA = "ckpt_sentry.runs/1"
 _SOME_RUNS = 5
+_LONGEST_PATH = 80
+_WIDEST = max(map(len, SEVERITY))
 
 
 @click.command("report", short_help="Show what the loads of a run came to.")
@@ -31,7 +34,7 @@ _SOME_RUNS = 5
 @click.option("--run", "run_id", metavar="ID", help="The run, or the beginning of its id; else the newest.")
 @click.option("--last", is_flag=True, help="Show the last load of the run alone.")
 @click.option("--all", "everything", is_flag=True, help="Cut no list, and show good loads at length too.")
-@click.option("--list", "list_runs", is_flag=True, help="List the runs that left records.")
+@click.option("--list", "list_runs", is_flag=True, help="List the runs that left records, and how each went.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report, or the list of runs, as JSON.")
 def command(  # noqa: PLR0913 - click passes each option as one
     *, source: str | None, run_id: str | None, last: bool, everything: bool, list_runs: bool, as_json: bool
@@ -141,21 +144,39 @@ def _print(loads: tuple[Aggregate, ...], *, everything: bool) -> None:
 
 
 def _list(where: Path, *, as_json: bool) -> None:
-    found = records.runs(where)
+    found = overview.overviews(where)
     if as_json:
-        click.echo(json.dumps({"schema": RUNS_SCHEMA, "runs": [_plain(run) for run in found]}, indent=2))
+        click.echo(json.dumps({"schema": RUNS_SCHEMA, "runs": [_plain(one) for one in found]}, indent=2))
         return
     if not found:
         _fail(f"no records in {visible(str(where))}")
-    for run in found:
-        click.echo(f"{visible(run.run_id)}  {_moment(run.started_at)}  {count(run.loads, 'load')}")
+    for one in found:
+        click.echo("  ".join(_row(one)))
 
 
-def _plain(run: records.Run) -> dict[str, object]:
+def _row(one: overview.Overview) -> list[str]:
+    """
+    A run for people: "?" for a verdict that would take long to find out.
+    """
+    verdict = one.verdict or ("-" if one.whole else "?")
+    last = f"step {one.step}" if one.step is not None else visible(one.path or "")
+    loads = count(one.run.loads, "load") + ("" if one.whole else " or more")
+    facts = (
+        visible(one.run.run_id),
+        _moment(one.run.started_at),
+        verdict.ljust(_WIDEST),
+        loads,
+        cut(last, _LONGEST_PATH),
+    )
+    return list(filter(None, facts))
+
+
+def _plain(one: overview.Overview) -> dict[str, object]:
     # JSON knows neither NaN nor infinity.
-    times = {"started_at": run.started_at, "ended_at": run.ended_at}
+    times = {"started_at": one.run.started_at, "ended_at": one.run.ended_at}
     finite = {name: at if math.isfinite(at) else None for name, at in times.items()}
-    return {"run_id": run.run_id, **finite, "loads": run.loads}
+    last = {"verdict": one.verdict, "step": one.step, "path": one.path, "whole": one.whole}
+    return {"run_id": one.run.run_id, **finite, "loads": one.run.loads, **last}
 
 
 def _moment(at: float) -> str:

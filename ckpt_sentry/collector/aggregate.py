@@ -15,7 +15,7 @@ from ckpt_sentry.audit.peers import is_refusal
 from ckpt_sentry.audit.report import NO_KEYS, Identity, LoadReport, Verdict
 from ckpt_sentry.collector import findings
 from ckpt_sentry.collector.ends import Attempt, Cause, Story
-from ckpt_sentry.collector.groups import LoadState, Saying
+from ckpt_sentry.collector.groups import LoadState, Saying, joined
 from ckpt_sentry.collector.summary import (
     NO_MISMATCHES,
     SEVERITY,
@@ -261,11 +261,13 @@ class Aggregator:
 
 def _summarise(state: LoadState, story: Story) -> Aggregate:
     first = story.first()
-    groups = sorted((one for one in state.sayings.values() if one.ranks), key=lambda one: min(one.ranks))
+    groups = joined(state.sayings)
     found = findings.collect(state, story, groups, first)
     lead = _lead(groups, first)
     said = lead.report if lead else None
-    reports = [lead.report, *(one.report for one in groups)] if lead else []
+    path = next((one.path for one in _reports(lead, groups) if one.path), None)
+    # Nothing is said of a checkpoint that was learned of another.
+    reports = [one for one in _reports(lead, groups) if one.path == path]
     head = said or state.head
     failed = {rank for one in groups if one.report.verdict == "failed" for rank in one.ranks}
     failed |= {rank for rank in story.open if story.is_over(rank)} | set(state.failures)
@@ -281,7 +283,7 @@ def _summarise(state: LoadState, story: Story) -> Aggregate:
         started_at=state.first_at,
         ended_at=max((end for _, end, _ in state.times.values()), default=state.last_at),
         verdict=_verdict(story, groups, found, first),
-        path=next((one.path for one in reports if one.path), None) or state.paths.get(min(state.paths, default=0)),
+        path=path or state.paths.get(min(state.paths, default=0)),
         format=next((one.format for one in reports if one.format), None),
         step=next((one.step for one in reports if one.step is not None), None),
         step_source=next((one.step_source for one in reports if one.step is not None), None),
@@ -300,6 +302,13 @@ def _summarise(state: LoadState, story: Story) -> Aggregate:
         seconds=_seconds(state),
         bytes_read=sum(read for _, _, read in state.times.values()),
     )
+
+
+def _reports(lead: Saying | None, groups: list[Saying]) -> list[LoadReport]:
+    """
+    What the groups report, that of the leading one first.
+    """
+    return [one.report for one in (*((lead,) if lead else ()), *groups)]
 
 
 def _lead(groups: list[Saying], first: Cause | None) -> Saying | None:

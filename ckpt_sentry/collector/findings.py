@@ -12,7 +12,7 @@ from ckpt_sentry.audit import ranks
 from ckpt_sentry.audit.peers import is_refusal
 from ckpt_sentry.audit.report import Finding, Level
 from ckpt_sentry.collector.ends import Cause, Story
-from ckpt_sentry.collector.groups import LoadState, Saying, anonymous, finding_key
+from ckpt_sentry.collector.groups import NO_RANK, LoadState, Saying, anonymous, finding_key
 from ckpt_sentry.collector.summary import LEVELS, RankFinding
 
 MAX_FINDINGS: Final = 200
@@ -24,6 +24,7 @@ _FIRST: Final = (
     "rank_killed", "rank_absent", "rank_exited", "rank_stalled",
     "path_missing", "path_is_file", "no_checkpoint_files", "metadata_missing", "metadata_unreadable",
     "rank_local_metadata", "permission_denied", "disk_full", "shard_missing", "shard_truncated", "shard_empty",
+    "shard_damaged",
     "renamed_keys", "flat_optimizer", "optimizer_class_changed", "no_overlap",
     "values_not_loaded", "tied_weights_lost", "non_finite_values", "meta_left", "paths_differ", "steps_differ",
     "shape_mismatch", "type_mismatch", "missing_keys",
@@ -84,9 +85,12 @@ def merged(sayings: list[_Said]) -> list[RankFinding]:
     The ranks' own findings, each once with the ranks that have it.
     """
     rows: dict[tuple[str, str], tuple[list[Level], set[int], str, str | None]] = {}
+    facts = _facts(sayings)
     for said in sayings:
         for one in said.findings:
-            key = one.code, finding_key(one, said.rank)
+            key = one.code, finding_key(one, NO_RANK)
+            if key not in facts or len(said.ranks) > 1:
+                key = one.code, finding_key(one, said.rank)
             levels, members, _, _ = rows.setdefault(key, ([], set(), one.text, one.next))
             levels.append(one.level)
             members |= said.ranks
@@ -101,6 +105,14 @@ def merged(sayings: list[_Said]) -> list[RankFinding]:
         )
         for (code, _), (levels, members, text, step) in rows.items()
     ]
+
+
+def _facts(sayings: list[_Said]) -> frozenset[tuple[str, str]]:
+    """
+    What ranks say that do not name themselves in it: another that says the same of itself says no more.
+    """
+    texts = ((one, finding_key(one, NO_RANK), said.rank) for said in sayings for one in said.findings)
+    return frozenset((one.code, text) for one, text, rank in texts if text == finding_key(one, rank))
 
 
 def _other_model(members: set[int], others: set[int]) -> str:
@@ -190,9 +202,13 @@ def _unexplained(state: LoadState, found: list[RankFinding]) -> list[RankFinding
         own = {rank: failure for rank, failure in state.failures.items() if not is_refusal(failure.error)}
     rows: dict[tuple[str, str, str | None], list[int]] = defaultdict(list)
     texts: dict[tuple[str, str, str | None], str] = {}
+    said = ((rank, failure.error, anonymous(failure.error.message, NO_RANK)) for rank, failure in own.items())
+    facts = {(error.type, text, error.phase) for rank, error, text in said if text == anonymous(error.message, rank)}
     for rank, failure in own.items():
         error = failure.error
-        key = error.type, anonymous(error.message, rank), error.phase
+        key = error.type, anonymous(error.message, NO_RANK), error.phase
+        if key not in facts:
+            key = error.type, anonymous(error.message, rank), error.phase
         rows[key].append(rank)
         texts.setdefault(key, f"{error.type}: {error.message}".rstrip(": "))
     return [RankFinding("rank_raised", "error", ranks.compact(row), texts[key]) for key, row in rows.items()]

@@ -7,7 +7,7 @@ Memory grows with distinct reports; a rank costs a few numbers.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -25,6 +25,9 @@ MAX_GROUPS: Final = 512
 MAX_STACKS: Final = 64
 MAX_STACK_CHARS: Final = 8_000
 MAX_PHASES: Final = 64
+
+NO_RANK: Final = -1
+"""The rank whose number no text holds: what is said with its voice names nobody as the speaker."""
 
 _NOBODY: Final = Identity(run_id="")
 _TOLD_CHARS: Final = 40
@@ -45,17 +48,18 @@ def finding_key(found: Finding, rank: int) -> str:
     """
     What the texts of a finding on several ranks must agree in to be one finding.
 
+    A rank that names itself agrees with the others that do; see `joined` for those that name it as well.
     Of `peer_failed` only the beginning counts: what follows is how a network library words it that a peer has gone.
     """
     text = anonymous(found.text, rank)
     return text[:_TOLD_CHARS] if found.code == "peer_failed" else text
 
 
-def same_saying(report: LoadReport) -> LoadReport:
+def same_saying(report: LoadReport, rank: int) -> LoadReport:
     """
-    The report without who, when and how long: equal for two ranks exactly when they say the same.
+    The report of a rank without who, when and how long: equal for two ranks exactly when they say the same.
     """
-    error, rank = report.error, report.identity.rank
+    error = report.error
     if error is not None:
         error = replace(error, message="" if is_loss(error) else anonymous(error.message, rank))
     return replace(
@@ -105,6 +109,25 @@ class Saying:
 
     report: LoadReport
     ranks: set[int] = field(default_factory=set)
+
+
+def joined(sayings: Mapping[LoadReport, Saying]) -> list[Saying]:
+    """
+    The sayings that ranks stand behind, by what `same_saying` makes of them, sorted by their lowest ranks.
+
+    "Written by rank 1" is a fact where others say it of rank 1, so rank 1 is one of them, though it names itself.
+    """
+    found: dict[LoadReport, Saying] = {}
+    for key, one in sayings.items():
+        if not one.ranks:
+            continue
+        fact = same_saying(one.report, NO_RANK) if len(one.ranks) == 1 else key
+        if fact not in sayings or not sayings[fact].ranks:
+            fact = key
+        known = found.get(fact)
+        lowest = one if known is None or min(one.ranks) < min(known.ranks) else known
+        found[fact] = Saying(lowest.report, one.ranks | (known.ranks if known else set()))
+    return sorted(found.values(), key=lambda one: min(one.ranks))
 
 
 @dataclass(slots=True)
@@ -258,12 +281,12 @@ class LoadState:
         return SEVERITY[report.verdict], self.times[rank][1]
 
     def _saying(self, report: LoadReport, rank: int) -> Saying:
-        key = same_saying(report)
+        key = same_saying(report, rank)
         saying = self.sayings.get(key)
         if saying is None and len(self.sayings) >= MAX_GROUPS:
             self.left_out += 1
             report = _short(report)
-            key = same_saying(report)
+            key = same_saying(report, rank)
             saying = self.sayings.get(key)
         if saying is None:
             saying = self.sayings[key] = Saying(report)

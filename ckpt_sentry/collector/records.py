@@ -289,17 +289,38 @@ def runs(source: Path) -> tuple[Run, ...]:
     """
     The runs that left records in `source`, the newest first. Raises as `read` does.
     """
-    spans: dict[str, tuple[float, float, set[str]]] = {}
+    tally = Tally()
     for sourced in Reading(record_files(source), None):
         for event in sourced.events:
-            run_id = event.identity.run_id
-            start, end, loads = spans.get(run_id) or (event.at, event.at, set())
-            load_id = otlp_json.load_id(event)
-            loads.update(() if load_id is None else (load_id,))
-            first = event.report.started_at if isinstance(event, LoadFinished) else event.at
-            spans[run_id] = (min(start, first), max(end, event.at), loads)
-    found = (Run(run_id, start, end, len(loads)) for run_id, (start, end, loads) in spans.items())
-    return tuple(sorted(found, key=lambda run: (-run.ended_at, run.run_id)))
+            tally.add(event)
+    return tally.runs()
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """
+    The runs that events are of: from when to when, and which loads.
+    """
+
+    _spans: dict[str, tuple[float, float, set[str]]] = field(default_factory=dict)
+
+    def add(self, event: Event) -> None:
+        """
+        Take in one event.
+        """
+        run_id = event.identity.run_id
+        start, end, loads = self._spans.get(run_id) or (event.at, event.at, set())
+        load_id = otlp_json.load_id(event)
+        loads.update(() if load_id is None else (load_id,))
+        first = event.report.started_at if isinstance(event, LoadFinished) else event.at
+        self._spans[run_id] = (min(start, first), max(end, event.at), loads)
+
+    def runs(self) -> tuple[Run, ...]:
+        """
+        The runs so far, the newest first.
+        """
+        found = (Run(run_id, start, end, len(loads)) for run_id, (start, end, loads) in self._spans.items())
+        return tuple(sorted(found, key=lambda run: (-run.ended_at, run.run_id)))
 
 
 def record_files(source: Path) -> tuple[Path, ...]:

@@ -28,11 +28,11 @@ _LONGEST_PATH: Final = 80
 
 def glyph(one: Aggregate, glyphs: Glyphs) -> Segment:
     """
-    The sign of a verdict, in its style.
+    The sign of a verdict, in its style. What was refused has stopped the job, however much of it was loaded.
     """
     if one.verdict == "ok":
         return Segment(glyphs.good, "good")
-    if one.verdict in ("partial", "diverged"):
+    if one.verdict in ("partial", "diverged") and not is_refused(one):
         return Segment(glyphs.warning, "warning")
     return Segment(glyphs.bad, "bad")
 

@@ -6,12 +6,13 @@ Every key is always there, null where nothing is known. Text is ASCII with escap
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from ckpt_sentry.audit import codec
-from ckpt_sentry.audit.report import KeyList
+from ckpt_sentry.audit.report import KeyList, LoadReport
 from ckpt_sentry.collector.aggregate import Aggregate
 from ckpt_sentry.collector.summary import Spread
 from ckpt_sentry.render.folded import size as folded_size
@@ -66,13 +67,19 @@ def _load(one: Aggregate) -> _Data:
             for found in one.findings
         ],
         "groups": [
-            {"ranks": group.ranks, "count": group.count, "report": _plain(codec.dump(group.report))}
-            for group in one.groups
+            {"ranks": group.ranks, "count": group.count, "report": _report(group.report)} for group in one.groups
         ],
         "unfinished": [{"ranks": row.ranks, "phase": row.phase, "why": row.why} for row in one.unfinished],
         "seconds": _seconds(one),
         "bytes_read": one.bytes_read,
     }
+
+
+def _report(one: LoadReport) -> _Data:
+    """
+    A report without what is empty in it; but who speaks is said in full, for rank 0 is a rank.
+    """
+    return {**_plain(codec.dump(one)), "identity": dataclasses.asdict(one.identity)}
 
 
 def _error(one: Aggregate) -> _Data | None:

@@ -135,7 +135,8 @@ def _told(one: Aggregate) -> list[RankFinding]:
 
 def _checkpoint(page: Page, one: Aggregate) -> None:
     reports = [group.report for group in one.groups]
-    summary = next((report.checkpoint for report in reports if report.checkpoint), None)
+    of_path = [report for report in reports if report.path == one.path] or reports
+    summary = next((report.checkpoint for report in of_path if report.checkpoint), None)
     facts = [one.path or "path unknown"]
     if one.format:
         facts.append(one.format)

@@ -19,7 +19,7 @@ from ckpt_sentry.audit.inventory import Inventory
 from ckpt_sentry.audit.report import CheckpointSummary, ModelSummary
 from ckpt_sentry.checkpoints.paths import mask
 from ckpt_sentry.checkpoints.step import find_step, peek_step
-from ckpt_sentry.targets import dcp_keys, dcp_planning, dcp_values
+from ckpt_sentry.targets import dcp_keys, dcp_optimizer, dcp_planning, dcp_values
 from ckpt_sentry.targets.dcp_entries import checkpoint_entries, checkpoint_entry, flattened, model_entries, totals
 from ckpt_sentry.targets.dcp_reads import items_of, reads
 from ckpt_sentry.targets.dcp_stock import changes_plans, is_torchs, shows_plan
@@ -181,8 +181,9 @@ def _take_apart(load: Load, wanted: Mapping[str, Any], metadata: Any, plan: Any)
         model=ModelSummary(*totals(model.entries.values())),
         bytes_read=bytes_read,
     ).examined(replace(examination, findings=dcp_keys.findings(examination, metadata.planner_data)))
-    load.facts = load.facts.with_findings(dcp_keys.not_read(examination, fractions or {}))
     difference = examination.difference
+    unfilled = dcp_optimizer.not_filled(model.entries, difference.unexpected)
+    load.facts = load.facts.with_findings((*dcp_keys.not_read(examination, fractions or {}), *filter(None, [unfilled])))
     load.notes["untouched"] = {*difference.missing, *(pair.key for pair in difference.retyped)}
     load.notes["nothing"] = bool(model.entries) and len(difference.missing) == len(model.entries)
 

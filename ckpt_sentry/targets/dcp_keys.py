@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry.audit.escape import shown
-from ckpt_sentry.audit.findings import anew, keys, listing, renaming
+from ckpt_sentry.audit.findings import RENAME, anew, keys, listing
 from ckpt_sentry.audit.fold import folds
 from ckpt_sentry.audit.report import Finding
 from ckpt_sentry.checkpoints.dcp_metadata import DcpMetadata, Stored
@@ -20,12 +20,17 @@ from ckpt_sentry.checkpoints.step import STEP_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Set as AbstractSet
 
     from ckpt_sentry.audit.examine import Examination
     from ckpt_sentry.audit.inventory import Entry
 
-_EXPLAINED_BY_RENAME: Final = frozenset({"missing_keys", "unexpected_keys", "no_overlap", "block_lost", "kind_lost"})
+_EXPLAINED_BY_RENAME: Final = frozenset({"missing_keys", "no_overlap", "block_lost", "kind_lost"})
 _RENAME: Final = "Ask for them under the names that they have in the checkpoint, and rename them back after the load."
+_RENAME_IN_DOUBT: Final = (
+    "Ask for them under the names that they have in the checkpoint; see in the code that saved them which is which, "
+    "and rename them after the load."
+)
 _SHOWN: Final = 3
 
 
@@ -35,16 +40,16 @@ def findings(examination: Examination, paths: Mapping[str, Any] | None) -> tuple
 
     `paths` is the path of each saved key in the nested state dict, as the planner recorded it (`planner_data`).
     """
-    found = examination.findings
+    found = advised(examination.findings)
     if not examination.missing.count and not examination.unexpected.count:
         return found
-    if _is_renamed(examination):
-        kept = (one for one in found if one.code not in _EXPLAINED_BY_RENAME)
-        return renaming(kept, _RENAME)
-    idle = _not_asked_for(examination, paths or {})
-    if not idle:
+    explained = _explained(examination)
+    idle = _not_asked_for(examination, paths or {}, explained)
+    if explained:
+        found = tuple(one for one in found if one.code not in _EXPLAINED_BY_RENAME)
+    elif not idle:
         return found
-    rest = [key for key in examination.difference.unexpected if key not in idle]
+    rest = [key for key in examination.difference.unexpected if key not in idle and key not in explained]
     said = [one for one in found if one.code != "unexpected_keys"]
     if rest:
         verb = "is" if len(rest) == 1 else "are"
@@ -52,7 +57,46 @@ def findings(examination: Examination, paths: Mapping[str, Any] | None) -> tuple
             f"{keys(len(rest))} of the checkpoint {verb} not in the model, unexpected: {listing(tuple(folds(rest)))}."
         )
         said.append(Finding("unexpected_keys", "info", text))
-    return (*said, _idle(idle))
+    return (*said, _idle(idle)) if idle else tuple(said)
+
+
+def advised(found: Iterable[Finding]) -> tuple[Finding, ...]:
+    """
+    The same findings, with the way to rename in DCP: a key that is not found is not read, so there is nothing yet to
+    rename or to compare.
+    """
+    return tuple(
+        replace(one, next=_RENAME if one.next == RENAME else _RENAME_IN_DOUBT) if one.code == "renamed_keys" else one
+        for one in found
+    )
+
+
+def asked(state_dict: Mapping[str, Any], saved: AbstractSet[str]) -> dict[str, Any]:
+    """
+    The values of a state dict by the keys that `DefaultLoadPlanner` looks for, where the checkpoint has `saved`.
+
+    A checkpoint from before torch 2.4 has lists without tensors in one piece; torch finds that out as is done here.
+    """
+    from ckpt_sentry.targets.dcp_entries import flattened
+
+    flat = flattened(state_dict)
+    if surplus := saved - flat.keys():
+        old = _flattened_before_2_4(state_dict)
+        if not surplus.isdisjoint(old):
+            return old
+    return flat
+
+
+def _flattened_before_2_4(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    from torch.distributed.checkpoint._traverse import traverse_state_dict_v_2_3
+
+    flat: dict[str, Any] = {}
+
+    def take(path: tuple[Any, ...], value: Any) -> None:
+        flat[".".join(map(str, path))] = value
+
+    traverse_state_dict_v_2_3(state_dict, take)
+    return flat
 
 
 def not_read(examination: Examination, fractions: Mapping[str, float]) -> Iterator[Finding]:
@@ -72,27 +116,27 @@ def not_read(examination: Examination, fractions: Mapping[str, float]) -> Iterat
         yield Finding("not_read", "warning", text, step)
 
 
-def _is_renamed(examination: Examination) -> bool:
+def _explained(examination: Examination) -> AbstractSet[str]:
+    """
+    The keys of the checkpoint that a rename leads to the missing ones, where it explains them all; else none.
+    """
     inference = examination.inference
-    if inference is None:
-        return False
-    mapped = set(inference.mapping.values())
-    return mapped.issuperset(examination.difference.missing) and inference.mapping.keys() >= set(
-        examination.difference.unexpected
-    )
+    if inference is None or not set(inference.mapping.values()).issuperset(examination.difference.missing):
+        return frozenset()
+    return inference.mapping.keys()
 
 
-def _not_asked_for(examination: Examination, paths: Mapping[str, Any]) -> dict[str, str]:
+def _not_asked_for(examination: Examination, paths: Mapping[str, Any], explained: AbstractSet[str]) -> dict[str, str]:
     """
     Unexpected keys below an entry of the saved state dict of which the program asked nothing, with that entry.
     """
     difference = examination.difference
-    if not examination.matched or not difference.unexpected:
+    if not (examination.matched or explained) or not difference.unexpected:
         return {}
     mapped = set() if examination.inference is None else set(examination.inference.mapping)
     below = {key: _top(paths.get(key)) for key in difference.unexpected if key not in mapped}
-    unexpected = set(difference.unexpected)
-    used = {_top(path) for key, path in paths.items() if key not in unexpected}
+    others = set(difference.unexpected) - explained
+    used = {_top(path) for key, path in paths.items() if key not in others}
     used |= {key.partition(".")[0] for key in difference.missing}
     return {key: top for key, top in below.items() if top is not None and top not in used}
 

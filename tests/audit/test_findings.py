@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from ckpt_sentry.audit.examine import Examination, examine
-from ckpt_sentry.audit.findings import RENAME, RENAME_BY_HAND, anew, renaming
+from ckpt_sentry.audit.findings import RENAME, RENAME_BY_HAND, RENAME_ONE_BY_ONE, anew, renaming
 from ckpt_sentry.audit.inventory import Entry, Inventory
 from ckpt_sentry.audit.report import Finding
 
@@ -86,6 +86,16 @@ def test_a_rule_in_doubt_is_left_to_a_person() -> None:
     assert renaming([found, Finding("renamed_keys", "warning", "", RENAME)], "so")[0] == found
     assert renaming([Finding("renamed_keys", "warning", "", RENAME)], "so")[0].next == "so"
     assert all(one.next != RENAME for one in examine(*sides).findings)
+
+
+def test_a_rule_in_doubt_is_done_by_what_can_do_it() -> None:
+    prefixes = examine(inventory("x"), inventory("a.x", "b.x"))
+    assert steps(prefixes)["renamed_keys"] == RENAME_BY_HAND
+    model = [f"layers.{i}.attn.{name}_proj.weight" for i in range(3) for name in "qkvo"]
+    components = examine(
+        inventory(*model), inventory(*(key.replace("_proj", "").replace("attn.", "attn.w") for key in model))
+    )
+    assert steps(components)["renamed_keys"] == RENAME_ONE_BY_ONE
 
 
 def test_the_way_of_a_loader() -> None:

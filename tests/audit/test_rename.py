@@ -156,6 +156,33 @@ def test_no_rule(model, checkpoint):
     assert inferred(model, checkpoint) is None
 
 
+@pytest.mark.parametrize(
+    ("model", "checkpoint", "rest"),
+    [
+        ({"q": tensor(4)}, {"b": tensor(4)}, {}),
+        ({"q": tensor(4)}, {"b": tensor(4)}, TINY),
+        ({"fc.weight": tensor(4)}, {"linear.weight": tensor(4)}, {}),
+        ({"x.fc.weight": tensor(4)}, {"y.linear.weight": tensor(4)}, {}),
+    ],
+)
+def test_one_key_of_a_shape_is_no_rename(model, checkpoint, rest):
+    assert inferred({**model, **rest}, {**checkpoint, **rest}) is None
+
+
+@pytest.mark.parametrize(
+    ("model", "checkpoint"),
+    [
+        ({"attention.weight": tensor(4)}, {"attn.weight": tensor(4)}),
+        ({"head": tensor(4)}, {"lm_head": tensor(4)}),
+        ({"norm.bias": tensor(4)}, {"norm.beta": tensor(4)}),
+        ({"q": tensor(4)}, {"module.q": tensor(4)}),
+        ({"fc.weight": tensor(4, 4), "fc.bias": tensor(4)}, {"linear.weight": tensor(4, 4), "linear.bias": tensor(4)}),
+    ],
+)
+def test_a_few_keys_are_enough_where_something_else_tells(model, checkpoint):
+    assert len(inferred(model, checkpoint).mapping) == len(model)
+
+
 def test_names_from_a_checkpoint_are_escaped():
     found = inferred(TINY, renamed(TINY, lambda key: "\x1b[31m." + key))
     assert found.rename.rule == 'strip the prefix "\\x1b[31m."'

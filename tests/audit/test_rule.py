@@ -47,14 +47,14 @@ def test_model_keys_that_come_out_the_same_are_no_target():
 
 
 @pytest.mark.parametrize(
-    ("rule", "is_guess"),
+    ("rule", "guesses"),
     [
-        (Rule(remove="a."), False),
-        (Rule(add="a."), False),
-        (Rule(remove="a.", add="b."), True),
-        (Rule(swaps=(Swap("gamma", "weight", last=True),)), False),
-        (Rule(swaps=(Swap("h", "layers", last=False),)), True),
+        (Rule(remove="a."), ()),
+        (Rule(add="a."), ()),
+        (Rule(remove="a.", add="b."), (("a.", "b."),)),
+        (Rule(swaps=(Swap("gamma", "weight", last=True),)), ()),
+        (Rule(remove="a.", swaps=(Swap("h", "layers", last=False),)), (("h", "layers"),)),
     ],
 )
-def test_what_is_a_guess(rule, is_guess):
-    assert rule.is_guess is is_guess
+def test_what_is_a_guess(rule, guesses):
+    assert rule.guesses == guesses

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -253,6 +254,36 @@ def test_empty_shard(checkpoint: Path) -> None:
         "shard_empty",
         f"{file} is empty (0 bytes), 1 of 3 files, written by rank 0; held 1 of 3 keys, whole or in part: model.bias",
     )
+
+
+DAMAGE = {
+    "random": lambda data: random.Random(0).randbytes(len(data)),
+    "zeros": lambda data: bytes(len(data)),
+    "end": lambda data: data[:-200] + bytes(200),
+    "beginning": lambda data: bytes(8) + data[8:],
+    "directory": lambda data: data[:-300] + bytes(100) + data[-200:],
+}
+
+
+@pytest.mark.parametrize("key", ["model.weight", "step"])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_shard(checkpoint: Path, damage: str, key: str) -> None:
+    file = checkpoint / shard_of(checkpoint, key)
+    file.write_bytes(DAMAGE[damage](file.read_bytes()))
+    assert only(diagnose(checkpoint, error=failure_of(checkpoint))) == Finding(
+        "shard_damaged",
+        "error",
+        f"{file} is damaged, 1 of 3 files, written by rank 0; "
+        f"1 of 3 keys, whole or in part, no longer hold what was saved: {key}",
+        "copy it again from where it was saved; else load another checkpoint, or save again",
+    )
+
+
+def test_damage_is_not_looked_for_where_torch_could_read(checkpoint: Path) -> None:
+    file = checkpoint / shard_of(checkpoint, "model.weight")
+    file.write_bytes(bytes(file.stat().st_size))
+    assert diagnose(checkpoint) == ()
+    assert diagnose(checkpoint, error=ValueError("of the program itself")) == ()
 
 
 def test_many_missing_shards_stay_short(tmp_path: Path) -> None:

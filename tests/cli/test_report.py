@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from ckpt_sentry import config
 from ckpt_sentry.audit.report import Finding, KeyList, LoadError
 from ckpt_sentry.cli.report import command
+from ckpt_sentry.collector import overview
 from ckpt_sentry.collector.records import Place, Records
 from ckpt_sentry.telemetry import otlp_json
 from ckpt_sentry.telemetry.events import Event
@@ -175,7 +176,33 @@ def test_a_reader_that_leaves_is_no_error(tmp_path: Path, words: str) -> None:
 def test_the_list_of_runs_as_json(tmp_path: Path) -> None:
     write(tmp_path, finished(0, 1))
     got = report(tmp_path, "--list", "--json")
+    told = {"verdict": "ok", "step": 1200, "path": "/data/run7/step-1200", "whole": True}
     assert json.loads(got.stdout) == {
         "schema": "ckpt_sentry.runs/1",
-        "runs": [{"run_id": RUN, "started_at": 100.0, "ended_at": 101.0, "loads": 1}],
+        "runs": [{"run_id": RUN, "started_at": 100.0, "ended_at": 101.0, "loads": 1, **told}],
     }
+
+
+def test_the_list_tells_how_the_runs_went(tmp_path: Path) -> None:
+    for run_id, at, facts in (
+        ("good-1", 50.0, {}),
+        ("bad-2", 60.0, {"verdict": "failed", "step": None, "error": LoadError("OSError", "gone")}),
+    ):
+        event = finished(0, 1, **facts)
+        named = replace(event.report, identity=replace(event.identity, run_id=run_id))
+        write(tmp_path, replace(in_run(event, run_id, at), report=named))
+    write(tmp_path, in_run(over(ok=True), "idle-3", 40.0))
+    rows = [line.split() for line in report(tmp_path, "--list").stdout.splitlines()]
+    assert [(row[0], *row[3:]) for row in rows] == [
+        ("bad-2", "failed", "1", "load", "/data/run7/step-1200"),
+        ("good-1", "ok", "1", "load", "step", "1200"),
+        ("idle-3", "-", "0", "loads"),
+    ]
+
+
+def test_the_list_says_what_it_did_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, started(0, 1), finished(0, 1, verdict="failed"))
+    monkeypatch.setattr(overview, "MAX_FILE", 100)
+    assert report(tmp_path, "--list").stdout.split()[3:] == ["?", "1", "load", "or", "more"]
+    (run,) = json.loads(report(tmp_path, "--list", "--json").stdout)["runs"]
+    assert (run["verdict"], run["whole"]) == (None, False)

@@ -81,6 +81,53 @@ def test_another_ranks_number_does_split_a_group() -> None:
     assert [group.ranks for group in one.groups] == ["0", "1"]
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (1, 0, 3, 2), (3, 2, 1, 0)])
+def test_a_fact_about_one_of_the_ranks_is_one_finding(order: tuple[int, ...]) -> None:
+    gone = Finding("shard_missing", "error", "__1_0.distcp is missing, written by rank 1", "copy it again")
+    error = LoadError("FileNotFoundError", "no shard of rank 1")
+    one = seen(*(finished(rank, verdict="failed", error=error, findings=(gone,)) for rank in order))
+    assert [(found.code, found.ranks, found.text) for found in one.findings] == [("shard_missing", "0-3", gone.text)]
+    assert [(group.ranks, group.count, group.report.identity.rank) for group in one.groups] == [("0-3", 4, 0)]
+
+
+def test_a_fact_about_a_rank_is_one_finding_where_the_reports_differ_otherwise() -> None:
+    gone = Finding("shard_missing", "error", "__1_0.distcp is missing, written by rank 1")
+    coverage = {rank: Coverage(0.5 + rank / 10, 0.5) for rank in range(3)}
+    one = seen(*(finished(r, 3, verdict="failed", findings=(gone,), coverage=coverage[r]) for r in range(3)))
+    assert codes(one) == {"shard_missing": "0-2"}
+    assert [group.ranks for group in one.groups] == ["0", "1", "2"]
+
+
+def test_an_unexplained_error_about_a_rank_is_one_finding() -> None:
+    error = LoadError("OSError", "cannot read the shard of rank 1", "read")
+    one = seen(*(failing(rank, error, 3) for rank in range(3)))
+    assert [(found.code, found.ranks) for found in one.findings if found.code == "rank_raised"] == [
+        ("rank_raised", "0-2")
+    ]
+
+
+def test_ranks_that_name_themselves_and_what_others_say_of_one_of_them_stay_apart() -> None:
+    lost = [Finding("storage_error", "error", f"rank {named} lost its disk") for named in (1, 1, 2)]
+    one = seen(*(finished(rank, 3, verdict="failed", findings=(lost[rank],)) for rank in range(3)))
+    assert all("rank 1" in found.text for found in one.findings if found.ranks == "0")
+    assert not [found for found in one.findings if found.code == "storage_error" and found.ranks == "0-2"]
+
+
+def test_what_is_said_of_the_checkpoint_is_of_the_path_that_is_named() -> None:
+    missing = Finding("path_missing", "error", "/data/other does not exist")
+    wrong = {"path": "/data/other", "format": None, "step": None, "step_source": None}
+    error = LoadError("FileNotFoundError", "gone", "plan")
+    own = finished(1, 2, verdict="failed", error=error, findings=(missing,), **wrong)
+    one = seen(failing(1, error, 2), told(0, 2), own)
+    assert (one.path, one.format, one.step, one.step_source) == ("/data/other", None, None, None)
+
+
+def test_ranks_that_load_the_same_path_complete_each_other() -> None:
+    error = LoadError("OSError", "gone", "setup")
+    one = seen(finished(0, 2, verdict="failed", error=error, format=None, step=None, step_source=None), told(1, 2))
+    assert (one.path, one.format, one.step) == ("/data/run7/step-1200", "DCP", 1200)
+
+
 def test_first_is_by_arrival_through_one_receiver_whatever_the_clocks_say() -> None:
     one = seen(failing(2, SIZE, at=200.0), failing(0, SIZE, at=100.0))
     assert one.error is not None

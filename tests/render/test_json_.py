@@ -227,3 +227,12 @@ def test_many_groups_and_long_texts_are_cut_too() -> None:
 def test_the_order_of_keys_is_always_the_same(one: Aggregate) -> None:
     (load,) = loads(replace(one, bytes_read=1))
     assert list(load) == list(LOAD_SCHEMA)
+
+
+def test_who_reports_is_said_in_full_for_rank_0_as_well() -> None:
+    one = seen(finished(0, 2), finished(1, 2, step=7))
+    groups = json_.document([one])["loads"][0]["groups"]
+    names = {"run_id", "rank", "local_rank", "world_size", "local_world_size", "node", "pid", "attempt"}
+    assert [group["report"]["identity"].keys() for group in groups] == [names, names]
+    assert [group["report"]["identity"]["rank"] for group in groups] == [0, 1]
+    assert codec.restore(LoadReport, groups[0]["report"]).identity.rank == 0

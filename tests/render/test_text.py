@@ -203,6 +203,23 @@ def test_what_the_block_left_out_of_a_rename_is_in_the_full_report() -> None:
         assert said in shown
 
 
+def test_a_partial_load_that_was_refused_is_marked_as_one() -> None:
+    refusal = LoadError("ckpt_sentry.errors.LowCoverageError", "dcp.load refused, a partial load", "finish")
+    facts = FACTS | {"findings": (MISSING,)}
+    head = block(seen(finished(0, 1, verdict="partial", error=refusal, **facts))).splitlines()[0]
+    assert head.startswith("ckpt_sentry ✗ dcp.load refused: ")
+    head = block(seen(finished(0, 1, verdict="partial", **facts))).splitlines()[0]
+    assert head.startswith("ckpt_sentry ! dcp.load loaded a part of the model only")
+
+
+def test_the_checkpoint_line_is_of_one_path() -> None:
+    missing = Finding("path_missing", "error", "/data/other does not exist")
+    own = finished(1, 2, verdict="failed", error=LoadError("OSError", "gone", "plan"), findings=(missing,))
+    own = replace(own, report=replace(own.report, path="/data/other", format=None, step=None, step_source=None))
+    lines = block(seen(own, told(0, 2), finished(0, 2, **FACTS))).splitlines()
+    assert "  checkpoint  /data/other · step unknown" in lines
+
+
 def test_a_load_that_was_refused_when_it_was_over_has_been_loaded() -> None:
     lines = block(refused_for_its_prefix(None)).splitlines()
     assert lines[0] == ("ckpt_sentry ✗ load_checkpoint_and_dispatch refused: 0 of 18 keys were loaded · after 1.0 s")

@@ -1,11 +1,20 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+import ckpt_sentry
 from ckpt_sentry.audit.examine import examine
 from ckpt_sentry.audit.inventory import Entry, Inventory
 from ckpt_sentry.audit.report import Finding
 from ckpt_sentry.targets import dcp_keys
+from tests.targets.agents import Agent, hooked
+from tests.targets.nets import Net, equal, values
 
 ENTRY = Entry((2,), "float32")
 
@@ -45,6 +54,61 @@ def test_keys_that_a_rename_explains_are_not_listed_again() -> None:
     names = [f"layers.{i}.{kind}" for i in range(4) for kind in ("weight", "bias")]
 
     assert [code for code, _, _ in found(tuple(names), tuple(f"module.{name}" for name in names))] == ["renamed_keys"]
+
+
+def test_what_a_rename_leaves_over_is_still_said() -> None:
+    names = [f"layers.{i}.{kind}" for i in range(4) for kind in ("weight", "bias")]
+    saved = (*(f"model.{name}" for name in names), "model.extra", "optim.state.w.a")
+
+    assert [one[0] for one in found(tuple(names), saved)] == ["renamed_keys", "unexpected_keys", "not_asked_for"]
+    assert found(tuple(names), saved)[1:] == [
+        ("unexpected_keys", "info", "1 key of the checkpoint is not in the model, unexpected: model.extra."),
+        ("not_asked_for", "info", '1 key under "optim" was not asked for.'),
+    ]
+
+
+@pytest.fixture(scope="module")
+def _hooks() -> Iterator[None]:
+    with hooked("torch.distributed.checkpoint"):
+        yield
+
+
+@pytest.mark.usefixtures("_hooks")
+@pytest.mark.parametrize("surplus", [{}, {"optimizer": {"lr": torch.ones(1)}, "step": 3}], ids=["alone", "whole state"])
+@pytest.mark.parametrize("outer", ["model", "app"])
+def test_names_are_asked_for_as_they_were_saved(
+    agent: Agent, tmp_path: Path, outer: str, surplus: dict[str, object]
+) -> None:
+    dcp.save({outer: values(), **surplus}, checkpoint_id=tmp_path / "d")
+    model = Net()
+    with pytest.raises(dcp.CheckpointException):
+        dcp.load(model.state_dict(), checkpoint_id=tmp_path / "d")
+    report = agent.last()
+
+    assert [one.code for one in report.findings if one.level == "error"] == ["renamed_keys"]
+    assert [one.next for one in report.findings if one.next] == [
+        "Ask for them under the names that they have in the checkpoint, and rename them back after the load."
+    ]
+    asked = {f"{outer}.{key}": value for key, value in model.state_dict().items()}
+    dcp.load(asked, checkpoint_id=tmp_path / "d")
+    model.load_state_dict(ckpt_sentry.unify_keys(asked, model))
+    assert equal(model, values())
+
+
+@pytest.mark.usefixtures("_hooks")
+def test_a_rule_in_doubt_is_settled_by_the_code_that_saved(agent: Agent, tmp_path: Path) -> None:
+    wanted = {f"layers.{i}.attn.{name}_proj.weight": torch.ones(4, 4) for i in range(3) for name in "qkvo"}
+    saved = {key.replace("_proj", "").replace("attn.", "attn.w"): value for key, value in wanted.items()}
+    dcp.save(saved, checkpoint_id=tmp_path / "d")
+    with pytest.raises(dcp.CheckpointException):
+        dcp.load(wanted, checkpoint_id=tmp_path / "d")
+    first = agent.last().findings[0]
+
+    assert first.text.endswith("Other rules fit as well: check this one against the code that saved it.")
+    assert first.next == (
+        "Ask for them under the names that they have in the checkpoint; see in the code that saved them which is "
+        "which, and rename them after the load."
+    )
 
 
 def test_what_ends_a_load_is_an_error() -> None:
