@@ -66,9 +66,9 @@ class Load:
     def phase(self) -> str:
         return self._phase
 
-    def begin(self) -> None:
+    def begin(self, members: str | None = None) -> None:
         """
-        Say that the load has started, before anything is read.
+        Say that the load has started, before anything is read. For `members` see `begin`.
         """
         stall.connect()
         stall.stand(self.load_id, self._phase)
@@ -81,6 +81,7 @@ class Load:
                 framework=self.framework,
                 entry_point=self.entry_point,
                 path=self.facts.path,
+                members=members,
             )
         )
 
@@ -174,6 +175,7 @@ def begin(  # noqa: PLR0913 - all but the first three have defaults
     path: str | None,
     *,
     kind: str = "",
+    members: str | None = None,
     seconds_ago: float = 0.0,
     observe: Callable[[Load], object] | None = None,
 ) -> Load | None:
@@ -183,13 +185,14 @@ def begin(  # noqa: PLR0913 - all but the first three have defaults
     Args:
         kind: what tells this load from others of its framework on all ranks alike, where ranks do not all make the
             same loads: the n-th load of a kind is then one load on all of them, not the n-th of the framework.
+        members: the ranks that make it, compact ("0-3"), where it is not all.
         seconds_ago: how long ago it began, where it is only worth a word now that it has ended.
         observe: what the target wants to note of it at once. If it fails, the load is not the current one any more: it
             would make every later load of this thread a part of itself.
     """
     load = Load(framework, entry_point, path, kind=kind, seconds_ago=seconds_ago)
     try:
-        load.begin()
+        load.begin(members)
         if observe is not None:
             observe(load)
     except BaseException:

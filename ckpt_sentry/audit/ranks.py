@@ -5,6 +5,7 @@ Ranks, and other sets of small integers, as compact ranges: `0-1,3`.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
 
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
@@ -30,9 +31,11 @@ def spans(numbers: Iterable[int]) -> list[tuple[int, int]]:
     return runs
 
 
-def parse(text: str) -> tuple[int, ...]:
+def parse(text: str, below: int = sys.maxsize) -> tuple[int, ...]:
     """
-    Read what `compact` wrote, in ascending order without repeats. Raises ValueError for any other text.
+    Read what `compact` wrote, in ascending order without repeats; only numbers `below` that.
+
+    Raises ValueError for any other text.
     """
     numbers: set[int] = set()
     for part in text.split(",") if text else ():
@@ -42,5 +45,5 @@ def parse(text: str) -> tuple[int, ...]:
         low, high = int(match[1]), int(match[2] or match[1])
         if high < low:
             raise ValueError(f"a range of ranks that ends before it begins: {part!r}")
-        numbers.update(range(low, high + 1))
+        numbers.update(range(low, min(high + 1, below)))
     return tuple(sorted(numbers))

@@ -33,8 +33,13 @@ _BLOCK: Final = 2**20
 _ZIP: Final = b"PK\x03\x04"
 _PICKLE: Final = b"\x80"
 """How a plain pickle and a `torch.save` of old begin: what a planner of its own may store of an object."""
+_HEAD: Final = 9
+"""Bytes that tell the format: a safetensors part begins with the length of its header, and that with a brace."""
 _BROKEN: Final = (zipfile.BadZipFile, ValueError, RuntimeError, EOFError, OverflowError, LookupError, struct.error)
 """What `zipfile` raises for bytes that are no archive, or no longer."""
+
+_NO_PLACE: Final = (ValueError, OverflowError)
+"""What a file raises for an offset that no file can have."""
 
 _T = TypeVar("_T")
 Part = tuple[str, Shape | None]
@@ -124,9 +129,9 @@ def damage(path: str, metadata: DcpMetadata, first: Iterable[Part] = ()) -> Dama
                 continue
             try:
                 with open(os.path.join(path, judged[part].file), "rb", opener=regular) as file:
-                    if not look(_Slice(file, judged[part], allowance), part):
+                    if not look(_Slice(file, judged[part], allowance)):
                         broken.add(part)
-            except (_EnoughError, OSError):
+            except (_EnoughError, OSError, *_NO_PLACE):
                 whole = False
     return Damage(tuple(sorted(broken, key=lambda part: (part[0], part[1] or ()))), whole)
 
@@ -165,13 +170,13 @@ def _spread(items: Sequence[_T], most: int) -> list[_T]:
     return [item for start in range(_PASSES) for item in some[start::_PASSES]]
 
 
-def _lists(stored: _Slice, part: Part) -> bool:
+def _lists(stored: _Slice) -> bool:
     """
-    Whether a part begins and ends like an archive.
+    Whether a part begins and ends like an archive, or is of another format.
     """
-    head = stored.read(len(_ZIP))
-    if head != _ZIP:
-        return part[1] is None and head.startswith(_PICKLE)
+    head = stored.read(_HEAD)
+    if not head.startswith(_ZIP):
+        return _is_other_format(head)
     try:
         with zipfile.ZipFile(stored) as archive:
             return bool(archive.infolist())
@@ -179,12 +184,16 @@ def _lists(stored: _Slice, part: Part) -> bool:
         return False
 
 
-def _holds(stored: _Slice, part: Part) -> bool:
+def _is_other_format(head: bytes) -> bool:
+    return head.startswith(_PICKLE) or (len(head) == _HEAD and head.endswith(b"{") and head[5:8] == bytes(3))
+
+
+def _holds(stored: _Slice) -> bool:
     """
     Whether the entries of an archive are those that its directory tells of, by their checksums.
     """
-    if stored.read(len(_ZIP)) != _ZIP:
-        return part[1] is None
+    if not stored.read(_HEAD).startswith(_ZIP):
+        return True
     try:
         with zipfile.ZipFile(stored) as archive:
             for entry in archive.infolist():

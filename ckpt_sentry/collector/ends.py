@@ -135,8 +135,8 @@ class Story:
         in_one_place = len(self.sources) <= 1 and state.node_count <= 1
         self.order_by: OrderBy = order_by or ("arrival" if in_one_place else "clock")
         self.open = [rank for rank in state.phases if rank not in state.finished]
-        self.absent = [rank for rank in expected if rank not in state.phases]
-        self.heard = {*state.phases, *expected, *state.stalls, *attempt.ends}
+        self.absent = [rank for rank in state.of_its_ranks(expected) if rank not in state.phases]
+        self.heard = {*state.phases, *state.of_its_ranks({*expected, *state.stalls, *attempt.ends})}
         self._own = sorted((self._when(one), rank) for rank, one in state.failures.items() if one.own)
 
     def _is_mute(self, rank: int) -> bool:

@@ -6,11 +6,13 @@ Memory grows with distinct reports; a rank costs a few numbers.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from ckpt_sentry.audit import ranks
 from ckpt_sentry.audit.peers import is_loss
 from ckpt_sentry.audit.report import Finding, Framework, Identity, LoadError, LoadReport
 from ckpt_sentry.collector.summary import SEVERITY
@@ -160,6 +162,7 @@ class LoadState:
     """What its run's name has been given since, where another run has that name now."""
     _shared: dict[str, str] = field(default_factory=dict)
     _phase_at: dict[int, float] = field(default_factory=dict)
+    _members: set[int] = field(default_factory=set)
 
     @property
     def identity(self) -> Identity:
@@ -227,6 +230,12 @@ class LoadState:
             return range(self.world_size)
         return sorted(rank for rank in self._reach if rank < self.world_size)
 
+    def of_its_ranks(self, some: Collection[int]) -> Collection[int]:
+        """
+        Those of some ranks that make this load; all of them, unless it is said to be one of a few ranks.
+        """
+        return some if not self._members else [rank for rank in some if rank in self._members]
+
     def _meet(self, who: Identity) -> None:
         self.nodes[who.rank] = self._share(who.node)
         counts = self._heard.setdefault(self.nodes[who.rank], [0, 0])
@@ -239,6 +248,9 @@ class LoadState:
 
     def _started(self, rank: int, event: LoadStarted) -> None:
         self.head = self.head or event
+        if event.members is not None:
+            with contextlib.suppress(ValueError):
+                self._members.update(ranks.parse(event.members, MAX_RANKS))
         if event.path is not None:
             self.paths[rank] = self._share(event.path)
 

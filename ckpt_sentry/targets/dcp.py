@@ -87,11 +87,13 @@ def _begin(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     if outer is not None and not _is_within(original, outer):
         dcp_facts.note_arguments(outer, args, kwargs)
         return None
+    kind, members = dcp_together.together(args, kwargs)
     return loads.begin(
         "dcp",
         f"dcp.{original.__name__}",
         dcp_facts.path_of(args, kwargs),
-        kind=dcp_together.kind(args, kwargs),
+        kind=kind,
+        members=members,
         observe=lambda load: dcp_facts.note_arguments(load, args, kwargs),
     )
 

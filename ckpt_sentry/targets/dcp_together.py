@@ -7,8 +7,7 @@ group of some ranks is counted apart, or one of them more on one rank would pair
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch.distributed as dist
 
@@ -23,23 +22,37 @@ _GROUP, _NO_DIST = 2, 4
 """Places of these arguments in `load_state_dict` and `_load_state_dict`; the others take them by name alone."""
 
 
-def kind(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+class Together(NamedTuple):
     """
-    What tells this load from those of all ranks: "" for one of these, as `loads.begin` takes it.
+    What tells a load from those of all ranks, and the ranks that make it, as `loads.begin` takes both.
+    """
 
-    Loads that ranks make each for itself are one where they read from the same folder: so that a rank that picked
-    another step there is seen.
+    kind: str = ""
+    members: str | None = None
+
+
+ALL: Final = Together()
+
+
+def together(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Together:
     """
-    if identity.identity().world_size == 1:
-        return ""
+    Who makes the load that has these arguments.
+
+    Loads that ranks make each for itself are one where they read the same path, and have nothing to do with each other
+    where they do not.
+    """
+    who = identity.identity()
+    if who.world_size == 1:
+        return ALL
     if not dist.is_available() or not dist.is_initialized() or _argument(args, kwargs, "no_dist", _NO_DIST):
-        path = dcp_facts.raw_path(args, kwargs)
-        return "alone" if path is None else f"alone in {os.path.dirname(path.rstrip('/'))}"
+        return Together(f"alone {dcp_facts.raw_path(args, kwargs) or ''}", str(who.rank))
     group = _argument(args, kwargs, "process_group", _GROUP)
     if group is None:
-        return ""
+        return ALL
     ranks = dist.get_process_group_ranks(group)
-    return "" if len(ranks) == dist.get_world_size() else f"ranks {compact(ranks)}"
+    if len(ranks) == dist.get_world_size():
+        return ALL
+    return Together(f"group {getattr(group, 'group_name', '')} {compact(ranks)}", compact(ranks))
 
 
 def _argument(args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str, place: int) -> Any:

@@ -28,6 +28,8 @@ class LoadStarted:
     framework: Framework
     entry_point: str
     path: str | None = None
+    members: str | None = None
+    """The ranks that make this load, compact ("0-3"), as far as this one knows; None: all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,10 @@ def test_round_trip(numbers):
     assert parse(compact(numbers)) == tuple(sorted(numbers))
 
 
+def test_parse_reads_no_further_than_it_is_told():
+    assert parse("1-2,7-999999999", 9) == (1, 2, 7, 8)
+
+
 @pytest.mark.parametrize("text", ["a", "1-", "-1", "3-1", "1,,2", "1 ", "\u0661"])
 def test_parse_refuses(text):
     with pytest.raises(ValueError, match="rank"):

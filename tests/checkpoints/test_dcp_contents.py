@@ -71,6 +71,18 @@ def test_other_formats_are_not_judged(checkpoint: Path) -> None:
     assert ("note", None) not in damage(str(checkpoint), metadata).parts
 
 
+@pytest.mark.parametrize("head", [b"\x80\x02\x8a", b"\x40\x00\x00\x00\x00\x00\x00\x00{"])
+def test_a_tensor_in_another_format_is_not_judged(checkpoint: Path, head: bytes) -> None:
+    metadata = overwrite(checkpoint, "w07", 0, head)
+    assert damage(str(checkpoint), metadata) == Damage()
+
+
+def test_a_place_that_no_file_has(checkpoint: Path) -> None:
+    metadata = dcp_metadata.read(checkpoint)
+    far = {part: stored._replace(offset=2**70) for part, stored in metadata.storage.items()}
+    assert damage(str(checkpoint), dataclasses.replace(metadata, storage=far)).parts == ()
+
+
 def test_names_that_lead_out_of_the_folder_are_not_opened(checkpoint: Path) -> None:
     metadata = dcp_metadata.read(checkpoint)
     storage = {("w", (0,)): Stored("../secret", 0, 100)}

@@ -214,6 +214,22 @@ def test_rank_that_raised_before_the_load_is_absent_and_first() -> None:
     assert one.unfinished == (Unfinished("1", None, "raised ValueError: user bug on rank 1 before load"),)
 
 
+def test_ranks_that_are_no_members_of_a_load_are_not_missed() -> None:
+    begin = replace(started(0), members="0-1")
+    waits = stalled(0, "plan", 'File "c10d.py", in gather')
+    one = seen(
+        begin, waits, stalled(1, None, 'File "train.py", in late'), stalled(2, None, 'File "train.py", in other')
+    )
+    assert (one.verdict, codes(one)["rank_absent"]) == ("stalled", "1")
+    alone = seen(replace(started(2), members="2"), finished(2), exited(0, 0), exited(1, 0), exited(3, 0), over(ok=True))
+    assert (alone.verdict, alone.findings, alone.ranks_reported, alone.heard_ranks) == ("ok", (), "2", 1)
+
+
+def test_members_that_are_no_ranks_are_all() -> None:
+    one = seen(replace(started(0), members="everyone"), finished(0), exited(1, 1), over(ok=False))
+    assert one.world_size == 4
+
+
 def test_rank_killed_before_the_load_is_killed_and_absent() -> None:
     one = seen(started(0), told(0), killed(1, "SIGKILL"), over(ok=False))
     assert one.error is not None

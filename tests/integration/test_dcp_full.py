@@ -110,11 +110,18 @@ def test_ranks_that_load_apart_do_not_shift_the_loads_of_all(tmp_path: Path) -> 
     assert sorted(seen) == [
         (0, "0", "ok", []),
         (0, "0", "ok", []),
+        (0, "0", "ok", []),
         (1, "0-2", "ok", []),
+        (1, "1", "ok", []),
         (2, "0-1", "ok", []),
+        (2, "2", "ok", []),
+        (3, "0-2", "ok", []),
         (3, "0-2", "ok", []),
         (4, "0-2", "ok", []),
     ]
+    # The ranks that make it are said, where they are not all.
+    assert sum("step 0 · rank 0 ·" in line for line in done.block()) == 3
+    assert sum("step 2 · ranks 0-1 ·" in line for line in done.block()) == 1
 
 
 def test_seams_that_other_versions_lack_are_absent_and_harmless(tmp_path: Path) -> None:

@@ -119,6 +119,9 @@ def apart() -> None:
         load(paths[2], process_group=pair)
     load(paths[3])
     load(paths[4])
+    # Each rank its own, and all of them one, without the others.
+    load(paths[RANK], no_dist=True)
+    load(paths[3], no_dist=True)
 
 
 def load(path: Path, **options: Any) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ckpt_sentry import identity
-from ckpt_sentry.targets import dcp_together
+from ckpt_sentry.targets.dcp_together import ALL, Together, together
 
 
 @pytest.fixture
@@ -17,17 +17,10 @@ def four(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_alone_in_the_world_all_loads_are_of_one_kind() -> None:
-    assert dcp_together.kind((), {"checkpoint_id": "/data/step-7", "no_dist": True}) == ""
+    assert together((), {"checkpoint_id": "/data/step-7", "no_dist": True}) == ALL
 
 
 @pytest.mark.usefixtures("four")
-def test_loads_alone_are_together_where_their_folders_are() -> None:
-    kinds = {
-        path: dcp_together.kind(({},), {"checkpoint_id": path}) for path in ("/a/step-1", "/a/step-2/", "/b/step-1")
-    }
-    assert kinds == {"/a/step-1": "alone in /a", "/a/step-2/": "alone in /a", "/b/step-1": "alone in /b"}
-
-
-@pytest.mark.usefixtures("four")
-def test_without_a_path() -> None:
-    assert dcp_together.kind(({},), {}) == "alone"
+def test_loads_alone_are_together_where_their_path_is_one() -> None:
+    assert together(({},), {"checkpoint_id": "/a/rank_1"}) == Together("alone /a/rank_1", "1")
+    assert together(({},), {}) == Together("alone ", "1")
