@@ -20,13 +20,12 @@ from ckpt_sentry.audit.fold import fold, folds
 from ckpt_sentry.audit.generators import MOST_ITEMS, readable
 from ckpt_sentry.audit.inventory import Entry, Inventory
 from ckpt_sentry.audit.policy import MAY_BE_MISSING
-from ckpt_sentry.audit.report import CheckpointSummary, Facts, Finding, LoadReport, ModelSummary, Shape
+from ckpt_sentry.audit.report import CheckpointSummary, Facts, LoadReport, ModelSummary, Shape
 from ckpt_sentry.audit.verdict import verdict
-from ckpt_sentry.checkpoints import dcp, dcp_metadata, folder
+from ckpt_sentry.checkpoints import dcp, folder
 from ckpt_sentry.checkpoints.dcp_metadata import DcpMetadata
 from ckpt_sentry.checkpoints.paths import mask
-from ckpt_sentry.checkpoints.step import Step, find_step, peek_step
-from ckpt_sentry.checkpoints.unpickle import UnreadablePickle
+from ckpt_sentry.dcp_source import Source, source_of
 from ckpt_sentry.targets import dcp_keys
 from ckpt_sentry.unify import inventory_of
 
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
     from ckpt_sentry.audit.examine import Examination
 
 _CANNOT = "dcp.load cannot succeed"
-_TORCHS_FOLDERS = "torch.distributed.checkpoint.filesystem"
-"""The module of torch's own reader, which reads the files of a folder and nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +145,7 @@ def precheck(
     where they match a glob of `allow_missing`.
     """
     who = identity.identity().rank if rank is None else rank
-    source = _source(path_or_metadata)
+    source = source_of(path_or_metadata)
     if source.metadata is None:
         texts = [finding.text for finding in source.findings] or ["it cannot be read"]
         return DCPLoadError(
@@ -189,7 +186,7 @@ def _types(retyped: Iterable[Pair]) -> list[str]:
     return [f"{text.strip()}; ask for a tensor, and convert it after the load" for text in texts]
 
 
-def _files(source: _Source, keys: Collection[str]) -> list[str]:
+def _files(source: Source, keys: Collection[str]) -> list[str]:
     """
     What is wrong with the files that these keys lie in: one `stat` for each.
 
@@ -219,7 +216,7 @@ def audit(model_or_state_dict: Any, path: Any) -> LoadReport:
     :raises DCPLoadError: nothing can be said, since the checkpoint cannot be read; the text says why.
     """
     who, started = identity.identity(), time.time()
-    source = _source(path)
+    source = source_of(path)
     choice = None if source.metadata is not None or source.path is None else folder.choose(source.path)
     if source.metadata is not None:
         facts = _facts_of_dcp(model_or_state_dict, source.metadata)
@@ -273,50 +270,6 @@ def _facts_of_files(model: Any, choice: folder.Choice) -> Facts:
 
 def _summary(model: Inventory) -> ModelSummary:
     return ModelSummary(model.keys, model.elements, model.nbytes)
-
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """
-    The checkpoint that a call names: its headers, or why they cannot be read; `folder` is where its files surely are.
-    """
-
-    path: str | None
-    metadata: DcpMetadata | None
-    step: Step | None = None
-    findings: tuple[Finding, ...] = ()
-    folder: str | None = None
-
-    @property
-    def step_value(self) -> int | None:
-        return None if self.step is None else self.step.value
-
-
-def _source(given: Any) -> _Source:
-    if isinstance(given, DcpMetadata):
-        return _Source(given.saved_path, given, None if given.saved_path is None else find_step(given.saved_path))
-    if hasattr(given, "state_dict_metadata"):
-        path = getattr(getattr(given, "storage_meta", None), "checkpoint_id", None)
-        return _of_torch(given, None if path is None else os.fspath(path))
-    if type(given).__module__ == _TORCHS_FOLDERS and hasattr(given, "path"):
-        return _source(given.path)
-    if callable(getattr(given, "read_metadata", None)):
-        path = getattr(given, "checkpoint_id", None) or getattr(given, "path", None)
-        return _of_torch(given.read_metadata(), None if path is None else os.fspath(path))
-    path = os.fspath(given)
-    try:
-        metadata = dcp_metadata.read(path)
-    except (OSError, UnreadablePickle):
-        return _Source(path, None, find_step(path), dcp.diagnose(path))
-    return _Source(path, metadata, find_step(path) or peek_step(path, metadata), folder=path)
-
-
-def _of_torch(metadata: Any, path: str | None) -> _Source:
-    from ckpt_sentry.targets.dcp_entries import checkpoint_entry
-
-    seen: dict[tuple[Any, Any], Entry] = {}
-    entries = {key: checkpoint_entry(value, seen) for key, value in metadata.state_dict_metadata.items()}
-    return _Source(path, DcpMetadata(entries, saved_path=path), None if path is None else find_step(path))
 
 
 @dataclass(frozen=True, slots=True)

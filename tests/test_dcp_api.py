@@ -195,6 +195,24 @@ def test_what_cannot_be_read_is_explained(saved: Path, name: str, text: str) -> 
         ckpt_sentry.audit(Net(), saved.parent / name)
 
 
+def test_a_url_is_read_as_torch_reads_it(saved: Path) -> None:
+    pytest.importorskip("fsspec")
+    asked = {"model": Net().state_dict()}
+    assert precheck(asked, saved.as_uri()) is None
+    error = precheck(asked, f"{saved.as_uri()}-gone")
+    assert error is not None
+    assert "the metadata cannot be read: FileNotFoundError" in str(error)
+
+
+def test_a_reader_that_raises_is_told(saved: Path) -> None:
+    class Own(dcp.FileSystemReader):
+        pass
+
+    error = precheck({"w": torch.ones(1)}, Own(saved.parent / "step-9"))
+    assert isinstance(error, DCPLoadError)
+    assert "the metadata cannot be read: FileNotFoundError" in str(error)
+
+
 def test_audit_reports_without_loading(saved: Path) -> None:
     net = Net(adapters=2)
     before = copy.deepcopy(net.state_dict())

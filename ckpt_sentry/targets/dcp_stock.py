@@ -28,6 +28,15 @@ def shows_plan(reader: Any) -> bool:
     return (_module_of(getattr(reader, "read_data", None)) or "").startswith(_OURS)
 
 
+def reader_of(path: str) -> Any:
+    """
+    The reader that `dcp.load` takes for a path or URL (torch 2.13.0, _storage_utils.py).
+    """
+    from torch.distributed.checkpoint._storage_utils import _storage_setup
+
+    return _storage_setup(None, path, reader=True)
+
+
 def changes_plans(cells: Mapping[str, Any]) -> bool:
     """
     Whether what a rank has planned may be changed on the way to what it reads.
