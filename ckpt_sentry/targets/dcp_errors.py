@@ -15,7 +15,7 @@ from ckpt_sentry import config
 from ckpt_sentry.audit import peers
 from ckpt_sentry.audit.findings import percent
 from ckpt_sentry.audit.policy import Policy
-from ckpt_sentry.audit.report import Finding, LoadError, Verdict
+from ckpt_sentry.audit.report import Finding, LoadError, LoadReport, Verdict
 from ckpt_sentry.audit.verdict import verdict
 from ckpt_sentry.checkpoints import dcp as files
 from ckpt_sentry.errors import LowCoverageError
@@ -42,7 +42,7 @@ def note_own(load: Load, exc: BaseException) -> None:
         load.failing(describe(exc, load.phase))
         return
     tell(exc)
-    error = describe(exc, load.phase)
+    error = _described(load, exc)
     if load.facts.coverage is None:
         dcp_facts.note_plan(load, None)
     _explain(load, exc, error)
@@ -118,10 +118,10 @@ def _whose(load: Load, exc: BaseException) -> LoadError:
     """
     if load.error is not None:
         return load.error
-    if failures := _failures(exc):
+    if (failures := _failures(exc)) and _inner(exc) is None:
         load.facts = load.facts.with_findings([peers.failed_finding(failures)])
         return describe(exc, load.phase)
-    error = describe(exc, load.phase)
+    error = _described(load, exc)
     if isinstance(exc, INTERRUPTS):
         return error
     if peers.is_loss(error):
@@ -130,6 +130,22 @@ def _whose(load: Load, exc: BaseException) -> LoadError:
     _explain(load, exc, error)
     load.failing(error)
     return error
+
+
+def _inner(exc: BaseException) -> LoadError | None:
+    """
+    What ended another load, of which this exception has come: one that a planner or a `Stateful` of this one made.
+    """
+    report = BaseException.__getattribute__(exc, "__dict__").get("ckpt_sentry")
+    return report.error if isinstance(report, LoadReport) else None
+
+
+def _described(load: Load, exc: BaseException) -> LoadError:
+    """
+    An exception as data; one that has ended another load by what that load's report says of it.
+    """
+    error, inner = describe(exc, load.phase), _inner(exc)
+    return error if inner is None else replace(error, message=f"{inner.type}: {inner.message}")
 
 
 def _failures(exc: BaseException) -> Any:

@@ -271,6 +271,40 @@ def test_a_stateful_that_loads(agent: Agent, tmp_path: Path) -> None:
     ]
 
 
+class FailingPlanner(dcp.DefaultLoadPlanner):
+    """
+    Loads what is not there while it plans.
+    """
+
+    def create_local_plan(self) -> LoadPlan:
+        dcp.load({"lost": torch.zeros(2)}, checkpoint_id=self.path, no_dist=True)
+        return super().create_local_plan()
+
+
+class FailingStateful(Nested):
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        dcp.load({"lost": state_dict["value"]}, checkpoint_id=self.path, no_dist=True)
+
+
+@pytest.mark.parametrize("by_planner", [True, False])
+def test_a_load_that_another_one_ends(agent: Agent, tmp_path: Path, by_planner: bool) -> None:  # noqa: FBT001
+    dcp.save({"x": torch.ones(2)}, checkpoint_id=tmp_path / "step-8", no_dist=True)
+    dcp.save({"app": {"value": torch.ones(2)}}, checkpoint_id=tmp_path / "step-7", no_dist=True)
+    planner = FailingPlanner() if by_planner else dcp.DefaultLoadPlanner()
+    planner.path = tmp_path / "step-8"  # type: ignore[union-attr]
+    wanted = {"app": {"value": torch.zeros(2)} if by_planner else FailingStateful(tmp_path / "step-8")}
+    with pytest.raises(dcp.CheckpointException):
+        dcp.load(wanted, checkpoint_id=tmp_path / "step-7", planner=planner, no_dist=True)
+    inner, outer = agent.reports()
+    assert (inner.step, outer.step, inner.verdict, outer.verdict) == (8, 7, "failed", "failed")
+    assert outer.error is not None
+    assert outer.error.message == "RuntimeError: Missing key in checkpoint state_dict: lost."
+    assert codes(outer) == ["rank_raised"]
+
+
 @pytest.mark.parametrize(("is_copied", "said"), [(True, ["values_not_loaded"]), (False, [])])
 def test_objects_that_are_read_into_a_copy(agent: Agent, tmp_path: Path, is_copied: bool, said: list[str]) -> None:  # noqa: FBT001
     planner = functools.partial(dcp.DefaultLoadPlanner, flatten_state_dict=False, flatten_sharded_tensors=is_copied)
