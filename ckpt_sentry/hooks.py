@@ -57,6 +57,7 @@ __all__ = [
     "install",
     "installed",
     "patch",
+    "set_aside",
     "status",
     "uninstall",
     "when_imported",
@@ -196,6 +197,31 @@ def patch(owner: Any, attribute: str, wrap: Wrap, *, target: str) -> Patch | Non
     _ledger.append(made)
     _note(target, name, APPLIED, "")
     return made
+
+
+def set_aside(owner: Any, attribute: str) -> Callable[[], None] | None:
+    """
+    Let a name hold its original for a while: where the host calls it so often that passing through it is felt.
+
+    Returns what puts the wrapper back, unless the name has got something else since; None where it holds none of ours.
+    May be called again before that, in other threads too: the last one puts it back.
+    """
+    with _lock:
+        held = patches.namespace(owner).get(attribute, patches.MISSING)
+        found = next((one for one in _ledger if held is (one.original if one.aside else one.replacement)), None)
+        if found is None:
+            return None
+        found.aside += 1
+        setattr(owner, attribute, found.original)
+
+    def put_back() -> None:
+        with _lock:
+            found.aside -= 1
+            is_ours = patches.namespace(owner).get(attribute) is found.original
+            if not found.aside and found.active and is_ours:
+                setattr(owner, attribute, found.replacement)
+
+    return put_back
 
 
 def gate(owner: Any, attribute: str, reason: str, *, target: str) -> None:

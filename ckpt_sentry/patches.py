@@ -24,9 +24,10 @@ class Patch:
     One replaced attribute of a module or class: where, by what, and where else the original was found.
 
     `active` is True until `restore`; a wrapper that somebody still holds afterwards reads it and passes through.
+    `aside` counts those for whom a name of it holds the original for a while.
     """
 
-    __slots__ = ("active", "aliases", "attribute", "inherited", "original", "owner", "replacement")
+    __slots__ = ("active", "aliases", "aside", "attribute", "inherited", "original", "owner", "replacement")
 
     def __init__(self, owner: Any, attribute: str, original: Any) -> None:
         self.owner = owner
@@ -36,6 +37,7 @@ class Patch:
         self.inherited = attribute not in namespace(owner)
         self.aliases: list[tuple[Any, str]] = []
         self.active = True
+        self.aside = 0
 
     def apply(self, wrap: Wrap) -> None:
         """

@@ -105,6 +105,42 @@ def test_an_absent_attribute(host: types.ModuleType) -> None:
     assert hooks.status() == (PatchStatus("t", "host.gone", "absent", "host has no gone"),)
 
 
+def test_a_name_is_set_aside_for_a_while(host: types.ModuleType) -> None:
+    original = host.load
+    hooks.patch(host, "load", counting([]), target="t")
+    wrapper = host.load
+    first, second = hooks.set_aside(host, "load"), hooks.set_aside(host, "load")
+    assert host.load is original
+    assert first is not None
+    assert second is not None
+    first()
+    assert host.load is original
+    second()
+    assert host.load is wrapper
+
+
+def test_what_happens_to_a_name_that_is_set_aside(host: types.ModuleType) -> None:
+    original = host.load
+    hooks.patch(host, "load", counting([]), target="t")
+    back = hooks.set_aside(host, "load")
+    assert back is not None
+    hooks.uninstall()
+    back()
+    assert host.load is original
+
+    hooks.patch(host, "load", counting([]), target="t")
+    back = hooks.set_aside(host, "load")
+    assert back is not None
+    host.load = len
+    back()
+    assert host.load is len
+
+
+def test_what_is_not_ours_is_not_set_aside(host: types.ModuleType) -> None:
+    assert hooks.set_aside(host, "load") is None
+    assert hooks.set_aside(host, "gone") is None
+
+
 def test_a_gated_attribute(host: types.ModuleType) -> None:
     hooks.gate(host.Model, "method", "torch 2.3 does it itself", target="t")
     assert hooks.status() == (PatchStatus("t", "host.Model.method", "version-gated", "torch 2.3 does it itself"),)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_sentry import hooks, loads
 from ckpt_sentry.guard import around, contained
-from ckpt_sentry.targets import dcp_errors, dcp_facts, dcp_planning, dcp_portable, dcp_text, dcp_together
+from ckpt_sentry.targets import dcp_errors, dcp_facts, dcp_planning, dcp_portable, dcp_text, dcp_together, torch_load
 from ckpt_sentry.targets.dcp_stock import shows_plan
 
 if TYPE_CHECKING:
@@ -142,12 +142,17 @@ def _observed_read(load: Load, map_fun: Callable[[], Any]) -> Callable[[], Any]:
     """
     The step in which this rank reads, between a look at what the plan has become and the word that it is done.
     """
-    reading, read = _reading, _read
+    reading, read, step_aside = _reading, _read, torch_load.step_aside
 
     @functools.wraps(map_fun)
     def local() -> Any:
         reading(load, map_fun)
-        result = map_fun()
+        step_back = step_aside()
+        try:
+            result = map_fun()
+        finally:
+            if step_back is not None:
+                step_back()
         read(load)
         return result
 

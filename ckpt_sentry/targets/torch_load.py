@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -42,7 +43,7 @@ def _reader(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def read(*args: Any, **kwargs: Any) -> Any:
-        # Within a load its target knows the files; DCP comes here once for each tensor.
+        # Within a load its target knows the files.
         if not patch.active or within() is not None:
             return original(*args, **kwargs)
         try:
@@ -54,6 +55,17 @@ def _reader(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
         return loaded
 
     return read
+
+
+@contained("torch_load.aside")
+def step_aside() -> Callable[[], None] | None:
+    """
+    Give `torch.load` back while DCP reads: it is called for each tensor there, and would only pass through.
+
+    Returns what ends that. What other threads load meanwhile is not remembered.
+    """
+    back = hooks.set_aside(sys.modules["torch"], "load")
+    return None if back is None else contained("torch_load.back")(back)
 
 
 def _path(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:

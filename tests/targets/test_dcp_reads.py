@@ -4,6 +4,7 @@ What planners of other kinds leave out of a plan is seen, key by key.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import gc
@@ -269,6 +270,26 @@ def test_a_stateful_that_loads(agent: Agent, tmp_path: Path) -> None:
         (8, "ok", 8),
         (7, "ok", 12),
     ]
+
+
+@pytest.mark.parametrize("failure", [None, OSError("gone")])
+def test_torch_load_is_torchs_while_it_reads(agent: Agent, tmp_path: Path, failure: Exception | None) -> None:
+    dcp.save({"x": torch.ones(2)}, checkpoint_id=tmp_path / "step-8", no_dist=True)
+    seen = []
+
+    class Looking(dcp.DefaultLoadPlanner):
+        def resolve_tensor(self, read_item: Any) -> torch.Tensor:
+            seen.append(torch.load)
+            if failure is not None:
+                raise failure
+            return super().resolve_tensor(read_item)
+
+    before = torch.load
+    with contextlib.suppress(dcp.CheckpointException):
+        dcp.load({"x": torch.zeros(2)}, checkpoint_id=tmp_path / "step-8", planner=Looking(), no_dist=True)
+    assert seen == [before.__wrapped__]  # type: ignore[attr-defined]
+    assert torch.load is before
+    assert agent.last().verdict == ("ok" if failure is None else "failed")
 
 
 class FailingPlanner(dcp.DefaultLoadPlanner):
