@@ -7,8 +7,7 @@ It needs no hooks: neither `CKPT_SENTRY` nor `install()`.
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -17,14 +16,14 @@ from ckpt_sentry.audit.coverage import coverage
 from ckpt_sentry.audit.escape import shown
 from ckpt_sentry.audit.examine import Examination, examine
 from ckpt_sentry.audit.findings import percent
-from ckpt_sentry.audit.inventory import Inventory
+from ckpt_sentry.audit.inventory import Inventory, outer_name, under
 from ckpt_sentry.audit.policy import MAY_BE_MISSING
 from ckpt_sentry.audit.report import Coverage, Facts, Finding
 from ckpt_sentry.checkpoints import dcp_metadata, folder
 from ckpt_sentry.checkpoints.errors import HeaderError
 from ckpt_sentry.errors import LowCoverageError
 from ckpt_sentry.targets import dcp_keys
-from ckpt_sentry.unify import comparable, inventory_of
+from ckpt_sentry.unify import comparable, inventory_of, needed
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -69,7 +68,7 @@ class LoadAuditor:
             LowCoverageError: too little would load.
         """
         wanted, held = inventory_of(model_keys), inventory_of(checkpoint_keys)
-        return self._judge("LoadAuditor.audit", _needed(model_keys, wanted, held), held, Facts())
+        return self._judge("LoadAuditor.audit", needed(model_keys, wanted, held), held, Facts())
 
     def check(self, model: Any, path: str | os.PathLike[str]) -> Coverage:
         """
@@ -88,12 +87,12 @@ class LoadAuditor:
             except (OSError, ValueError) as error:
                 found = error.finding() if isinstance(error, HeaderError) else _unreadable(error)
                 return self._judge("LoadAuditor.check", wanted, Inventory(), Facts(path=path, findings=(found,)))
-            held = Inventory(_part(entries, wanted))
+            held = Inventory(under(outer_name(entries, wanted.entries), entries))
             return self._judge(
-                "LoadAuditor.check", _needed(model, wanted, held), held, Facts(path=path), dcp_keys.advised
+                "LoadAuditor.check", needed(model, wanted, held), held, Facts(path=path), dcp_keys.advised
             )
         choice = folder.choose(path)
-        wanted = _needed(model, wanted, choice.inventory)
+        wanted = needed(model, wanted, choice.inventory)
         return self._judge("LoadAuditor.check", wanted, choice.inventory, Facts(path=path, findings=choice.findings))
 
     def __enter__(self) -> Self:
@@ -113,7 +112,7 @@ class LoadAuditor:
             return
         entries = self._wanted.entries
         came = Inventory({key: entries[key] for key in before.written(self._model) if key in entries})
-        self._judge("LoadAuditor", _needed(self._model, self._wanted, came), came, Facts())
+        self._judge("LoadAuditor", needed(self._model, self._wanted, came), came, Facts())
 
     def _judge(
         self,
@@ -141,17 +140,6 @@ class LoadAuditor:
         return self.coverage
 
 
-def _needed(model: Any, wanted: Inventory, held: Inventory) -> Inventory:
-    """
-    What has to be there by the word of the module itself, where it is at hand (see `model_state.without_needless`).
-    """
-    if not callable(getattr(model, "named_modules", None)):
-        return wanted
-    from ckpt_sentry.targets import model_state
-
-    return model_state.without_needless(model, wanted, held.entries)
-
-
 def _honest(found: Examination, wanted: Inventory, allow_missing: tuple[str, ...]) -> Coverage:
     """
     The coverage by what enters, in elements where the model's are known; else the keys speak for them.
@@ -160,19 +148,6 @@ def _honest(found: Examination, wanted: Inventory, allow_missing: tuple[str, ...
     lost = {*difference.missing, *(pair.key for pair in (*difference.mismatched, *difference.retyped))}
     part = coverage(wanted, wanted.entries.keys() - lost, allow_missing)
     return part if wanted.elements else Coverage(part.keys, part.keys)
-
-
-def _part(entries: Mapping[str, Any], wanted: Inventory) -> Mapping[str, Any]:
-    """
-    The part of a saved state that is the model: as it is, or under the outer name that most of its keys lie under.
-    """
-    if any(key in entries for key in wanted.entries):
-        return entries
-    outer = Counter(key.partition(".")[0] for key in entries if key.partition(".")[2] in wanted.entries)
-    if not outer:
-        return entries
-    name = min(outer, key=lambda one: (-outer[one], one))
-    return {key.partition(".")[2]: entry for key, entry in entries.items() if key.startswith(f"{name}.")}
 
 
 def _nothing_came(wanted: Inventory, found: Examination, minimum: float) -> str:

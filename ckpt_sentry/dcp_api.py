@@ -18,7 +18,7 @@ from ckpt_sentry import config, identity
 from ckpt_sentry.audit.examine import examine
 from ckpt_sentry.audit.fold import fold, folds
 from ckpt_sentry.audit.generators import MOST_ITEMS, readable
-from ckpt_sentry.audit.inventory import Entry, Inventory
+from ckpt_sentry.audit.inventory import Entry, Inventory, outer_name, under
 from ckpt_sentry.audit.policy import MAY_BE_MISSING
 from ckpt_sentry.audit.report import CheckpointSummary, Facts, LoadReport, ModelSummary, Shape
 from ckpt_sentry.audit.verdict import verdict
@@ -27,7 +27,7 @@ from ckpt_sentry.checkpoints.dcp_metadata import DcpMetadata
 from ckpt_sentry.checkpoints.paths import mask
 from ckpt_sentry.dcp_source import Source, source_of
 from ckpt_sentry.targets import dcp_keys
-from ckpt_sentry.unify import inventory_of
+from ckpt_sentry.unify import inventory_of, needed
 
 if TYPE_CHECKING:
     from ckpt_sentry.audit.diff import Pair
@@ -257,11 +257,8 @@ def _facts_of_dcp(model_or_state_dict: Any, metadata: DcpMetadata) -> Facts:
 
 
 def _facts_of_files(model: Any, choice: folder.Choice) -> Facts:
-    held, wanted = choice.inventory, inventory_of(model)
-    if callable(getattr(model, "named_modules", None)):
-        from ckpt_sentry.targets.model_state import without_needless
-
-        wanted = without_needless(model, wanted, held.entries)
+    held = choice.inventory
+    wanted = needed(model, inventory_of(model), held)
     found = examine(wanted, held, allow_missing=(*config.settings().allow_missing, *MAY_BE_MISSING))
     summary = CheckpointSummary(held.keys, held.elements, choice.bytes, files=len(choice.files))
     facts = Facts(format=choice.format, checkpoint=summary, model=_summary(wanted), findings=choice.findings)
@@ -292,25 +289,8 @@ def _sides(state_dict: Any, metadata: DcpMetadata) -> _Sides:
         model = _inventory(state_dict, entries)
         return _Sides(model, Inventory(entries), model.entries)
     model = _inventory(state_dict.state_dict(), entries)
-    outer = _outer(entries, model)
-    if not outer:
-        return _Sides(model, Inventory(entries), model.entries)
-    part = {key.removeprefix(outer): entry for key, entry in entries.items() if key.startswith(outer)}
-    return _Sides(model, Inventory(part), {outer + key for key in model.entries})
-
-
-def _outer(entries: Mapping[str, Entry], model: Inventory) -> str:
-    """
-    The outer name, with its dot, that most keys of the model lie under; empty where they lie under none.
-    """
-    if any(key in entries for key in model.entries):
-        return ""
-    counts: dict[str, int] = {}
-    for key in entries:
-        outer, _, inner = key.partition(".")
-        counts[outer] = counts.get(outer, 0) + (inner in model.entries)
-    name = min(counts, key=lambda one: (-counts[one], one), default="")
-    return f"{name}." if counts.get(name) else ""
+    outer = outer_name(entries, model.entries)
+    return _Sides(model, Inventory(under(outer, entries)), {outer + key for key in model.entries})
 
 
 def _inventory(state_dict: Mapping[str, Any], saved: Mapping[str, Entry]) -> Inventory:

@@ -14,6 +14,7 @@ from ckpt_sentry.checkpoints.dcp_metadata import DcpMetadata
 from ckpt_sentry.checkpoints.step import Step, find_step, peek_step
 from ckpt_sentry.checkpoints.unpickle import UnreadablePickle
 from ckpt_sentry.guard import let_through
+from ckpt_sentry.targets import dcp_stock
 
 if TYPE_CHECKING:
     from ckpt_sentry.audit.inventory import Entry
@@ -55,7 +56,7 @@ def source_of(given: Any) -> Source:
 
 
 def _path_of(told: Any) -> str | None:
-    path = getattr(told, "checkpoint_id", None) or getattr(told, "path", None)
+    path = dcp_stock.path_of(told)
     return None if path is None else os.fspath(path)
 
 
@@ -68,9 +69,7 @@ def _of_folder(path: str) -> Source:
 
 
 def _of_url(path: str) -> Source:
-    from ckpt_sentry.targets.dcp_stock import reader_of
-
-    return _of_reader(reader_of(path), path)
+    return _of_reader(dcp_stock.reader_of(path), path)
 
 
 def _of_reader(reader: Any, path: str | None) -> Source:

@@ -116,6 +116,17 @@ def align(state_dict: Mapping[str, Any], examination: Examination, minimum: floa
     return Unified(_renamed(state_dict, inference.mapping), inference.rename.rule, len(inference.mapping), coverage)
 
 
+def needed(model: Any, wanted: Inventory, held: Inventory) -> Inventory:
+    """
+    What has to be there by the word of the module itself, where it is at hand (see `model_state.without_needless`).
+    """
+    if not callable(getattr(model, "named_modules", None)):
+        return wanted
+    from ckpt_sentry.targets import model_state
+
+    return model_state.without_needless(model, wanted, held.entries)
+
+
 def inventory_of(model_or_keys: Any) -> Inventory:
     """
     The inventory of a module, of a mapping of names to tensors, or of names alone.

@@ -129,7 +129,14 @@ def keys(count: int) -> str:
     """
     Count keys in words: "1 key", "2 keys".
     """
-    return "1 key" if count == 1 else f"{count:,} keys"
+    return counted(count, "key")
+
+
+def counted(count: int, noun: str) -> str:
+    """
+    Count things in words: "1 tensor", "2 tensors".
+    """
+    return f"1 {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def listing(folded: Sequence[Fold]) -> str:
@@ -206,15 +213,18 @@ def _mismatched(facts: Facts) -> Iterator[Finding]:
         said += f" and {rest:,} more"
     if facts.is_copied:
         level: Level = "warning"
-        what = f"{keys(count)} {_verb(count, 'was', 'were')} copied as far as the shapes allow"
+        what = f"{keys(count)} {verb(count, 'was', 'were')} copied as far as the shapes allow"
     else:
         level = "error"
-        what = f"{keys(count)} {_verb(count, 'has another shape', 'have other shapes')} in the checkpoint"
+        what = f"{keys(count)} {verb(count, 'has another shape', 'have other shapes')} in the checkpoint"
     following = "Build the model with the configuration that the checkpoint was saved with."
     yield Finding("shape_mismatch", level, f"{what}: {said}.", following)
 
 
-def _verb(count: int, one: str, many: str) -> str:
+def verb(count: int, one: str, many: str) -> str:
+    """
+    The verb for one, or for so many.
+    """
     return one if count == 1 else many
 
 
@@ -229,7 +239,7 @@ def _retyped(facts: Facts) -> Iterator[Finding]:
     ):
         if chosen:
             text = (
-                f"{keys(len(chosen))} {_verb(len(chosen), 'is', 'are each')} {saved} in the checkpoint "
+                f"{keys(len(chosen))} {verb(len(chosen), 'is', 'are each')} {saved} in the checkpoint "
                 f"where the program asks for {wanted}: {listing(tuple(folds(chosen)))}."
             )
             yield Finding(
@@ -243,7 +253,7 @@ def _missing(facts: Facts) -> Iterator[Finding]:
         return
     text = f"{keys(count)} missing from the checkpoint: {listing(facts.missing)}."
     if facts.allowed == count:
-        yield Finding("missing_keys", "info", f"{text} {_verb(count, 'It', 'All of them')} may be.")
+        yield Finding("missing_keys", "info", f"{text} {verb(count, 'It', 'All of them')} may be.")
         return
     if facts.allowed:
         text += f" {facts.allowed:,} of them may be."
@@ -286,8 +296,8 @@ def _low_coverage(facts: Facts) -> Iterator[Finding]:
 
 def _unexpected(facts: Facts) -> Iterator[Finding]:
     if count := _count(facts.unexpected):
-        verb = _verb(count, "is", "are")
-        text = f"{keys(count)} of the checkpoint {verb} not in the model, unexpected: {listing(facts.unexpected)}."
+        is_or_are = verb(count, "is", "are")
+        text = f"{keys(count)} of the checkpoint {is_or_are} not in the model, unexpected: {listing(facts.unexpected)}."
         yield Finding("unexpected_keys", "info", text)
 
 
@@ -297,7 +307,7 @@ def _casts(facts: Facts) -> Iterator[Finding]:
         by_dtypes.setdefault((cast.checkpoint_dtype, cast.model_dtype), []).append(Fold(cast.keys, cast.count))
     for (saved, wanted), folded in by_dtypes.items():
         count = _count(folded)
-        text = f"{keys(count)} {_verb(count, 'is', 'are')} cast from {saved} to {wanted}: {listing(folded)}."
+        text = f"{keys(count)} {verb(count, 'is', 'are')} cast from {saved} to {wanted}: {listing(folded)}."
         yield Finding("dtype_cast", "info", text)
 
 

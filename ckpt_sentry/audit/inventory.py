@@ -4,7 +4,8 @@ What a model or a checkpoint holds: names, shapes and dtypes, and which names sh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from types import MappingProxyType
@@ -134,3 +135,22 @@ class Inventory:
         Bytes in all storages, tied tensors once.
         """
         return sum(entry.nbytes for entry in self.storages().values())
+
+
+def outer_name(saved: Iterable[str], wanted: Collection[str]) -> str:
+    """
+    The outer name, with its dot, that most keys of a model have in a saved state; empty where some are there as they
+    are, or none under any name.
+    """
+    saved = tuple(saved)
+    if any(key in wanted for key in saved):
+        return ""
+    counts = Counter(outer for outer, _, inner in (key.partition(".") for key in saved) if inner in wanted)
+    return f"{min(counts, key=lambda one: (-counts[one], one))}." if counts else ""
+
+
+def under(outer: str, entries: Mapping[str, Entry]) -> dict[str, Entry]:
+    """
+    The entries whose keys begin with `outer`, without it.
+    """
+    return {key.removeprefix(outer): entry for key, entry in entries.items() if key.startswith(outer)}

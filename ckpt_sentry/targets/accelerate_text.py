@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckpt_sentry.audit import policy
 from ckpt_sentry.audit.escape import shown
-from ckpt_sentry.audit.findings import is_anew, percent
+from ckpt_sentry.audit.findings import counted, is_anew, percent, verb
 from ckpt_sentry.audit.fold import folds
 from ckpt_sentry.checkpoints.paths import shown_path
 
@@ -45,7 +45,7 @@ def tensors(count: int, one: str, more: str) -> str:
     """
     "1 tensor" with the verb for one, or so many with that for more.
     """
-    return f"1 tensor {one}" if count == 1 else f"{count:,} tensors {more}"
+    return f"{counted(count, 'tensor')} {verb(count, one, more)}"
 
 
 def disproved(entry_point: str, facts: Facts) -> str:
@@ -56,8 +56,8 @@ def disproved(entry_point: str, facts: Facts) -> str:
     part = "" if coverage is None else f" although {_coverage(coverage)} match"
     head = f"{entry_point} left wrong values in the model{part}"
     if proof is not None:
-        verb = "differs" if proof.differing.count == 1 else "differ"
-        head += f": {proof.differing.count:,} of {proof.checked:,} compared tensors {verb} from the checkpoint"
+        differ = verb(proof.differing.count, "differs", "differ")
+        head += f": {proof.differing.count:,} of {proof.checked:,} compared tensors {differ} from the checkpoint"
     lines = [head, *_checkpoint(facts)]
     for finding in facts.findings:
         if finding.level == "error":
@@ -78,8 +78,8 @@ def _text(  # noqa: PLR0913 - the parts of one sentence
     would: bool,
 ) -> str:
     coverage = facts.coverage
-    verb = "would load" if would else "came in"
-    part = "" if coverage is None else f": {_coverage(coverage)} {verb}, the minimum is {percent(minimum)}"
+    came = "would load" if would else "came in"
+    part = "" if coverage is None else f": {_coverage(coverage)} {came}, the minimum is {percent(minimum)}"
     lines = [head + part, *_checkpoint(facts)]
     lines += [_line("cause", finding.text) for finding in _causes(facts.findings)]
     if (rename := facts.rename) is not None:

@@ -19,7 +19,7 @@ from ckpt_sentry.audit.inventory import Inventory
 from ckpt_sentry.audit.report import CheckpointSummary, ModelSummary
 from ckpt_sentry.checkpoints.paths import mask
 from ckpt_sentry.checkpoints.step import find_step, peek_step
-from ckpt_sentry.targets import dcp_keys, dcp_optimizer, dcp_planning, dcp_values
+from ckpt_sentry.targets import dcp_keys, dcp_optimizer, dcp_planning, dcp_stock, dcp_values
 from ckpt_sentry.targets.dcp_entries import checkpoint_entries, checkpoint_entry, flattened, model_entries, totals
 from ckpt_sentry.targets.dcp_reads import items_of, reads
 from ckpt_sentry.targets.dcp_stock import changes_plans, is_torchs, shows_plan
@@ -58,7 +58,7 @@ def raw_path(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
     """
     candidate = kwargs.get("checkpoint_id")
     if candidate is None:
-        candidate = _reader_path(_reader_of(args, kwargs))
+        candidate = dcp_stock.path_of(_reader_of(args, kwargs))
     if isinstance(candidate, bytes):
         return os.fsdecode(candidate)
     return None if candidate is None else str(candidate)
@@ -240,11 +240,6 @@ def _reader_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     if reader is None and len(args) > 1:
         reader = args[1]
     return reader if hasattr(reader, "read_metadata") else None
-
-
-def _reader_path(reader: Any) -> Any:
-    path = getattr(reader, "checkpoint_id", None)
-    return path if path is not None else getattr(reader, "path", None)
 
 
 def _format_of(reader: Any) -> str:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry.audit.escape import shown
-from ckpt_sentry.audit.findings import RENAME, anew, keys, listing
+from ckpt_sentry.audit.findings import RENAME, anew, keys, listing, verb
 from ckpt_sentry.audit.fold import folds
 from ckpt_sentry.audit.report import Finding
 from ckpt_sentry.checkpoints.dcp_metadata import DcpMetadata, Stored
@@ -52,9 +52,9 @@ def findings(examination: Examination, paths: Mapping[str, Any] | None) -> tuple
     rest = [key for key in examination.difference.unexpected if key not in idle and key not in explained]
     said = [one for one in found if one.code != "unexpected_keys"]
     if rest:
-        verb = "is" if len(rest) == 1 else "are"
+        which = listing(tuple(folds(rest)))
         text = (
-            f"{keys(len(rest))} of the checkpoint {verb} not in the model, unexpected: {listing(tuple(folds(rest)))}."
+            f"{keys(len(rest))} of the checkpoint {verb(len(rest), 'is', 'are')} not in the model, unexpected: {which}."
         )
         said.append(Finding("unexpected_keys", "info", text))
     return (*said, _idle(idle)) if idle else tuple(said)
@@ -108,8 +108,8 @@ def not_read(examination: Examination, fractions: Mapping[str, float]) -> Iterat
     other = {pair.key for pair in (*examination.difference.mismatched, *examination.difference.retyped)}
     lacking = [key for key, part in fractions.items() if part < 1 and key not in other]
     if lacking:
-        verb = "is" if len(lacking) == 1 else "are"
-        text = f"{keys(len(lacking))} {verb} read in part or not at all: {listing(tuple(folds(lacking)))}."
+        is_or_are, which = verb(len(lacking), "is", "are"), listing(tuple(folds(lacking)))
+        text = f"{keys(len(lacking))} {is_or_are} read in part or not at all: {which}."
         step = (
             "Look at the plan that the planner makes; if it is torch's own, the chunks in the checkpoint leave holes."
         )
@@ -150,8 +150,7 @@ def _idle(idle: Mapping[str, str]) -> Finding:
     said = ", ".join(f'{keys(count)} under "{shown(top)}"' for top, count in counts[:_SHOWN])
     if rest := sum(count for _, count in counts[_SHOWN:]):
         said += f" and {rest:,} more"
-    verb = "was" if len(idle) == 1 else "were"
-    return Finding("not_asked_for", "info", f"{said} {verb} not asked for.")
+    return Finding("not_asked_for", "info", f"{said} {verb(len(idle), 'was', 'were')} not asked for.")
 
 
 def decisive(found: Iterable[Finding], way: str) -> tuple[Finding, ...]:

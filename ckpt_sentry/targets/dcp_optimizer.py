@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ckpt_sentry.audit.findings import keys, listing
+from ckpt_sentry.audit.findings import keys, listing, verb
 from ckpt_sentry.audit.fold import folds
 from ckpt_sentry.audit.report import Finding
 
@@ -38,6 +38,6 @@ def not_filled(wanted: Iterable[str], unexpected: Iterable[str]) -> Finding | No
     lost = [key for key in unexpected if key.startswith(tuple(states))] if states else []
     if not lost:
         return None
-    verb = "was" if len(lost) == 1 else "were"
-    text = f"{keys(len(lost))} of the optimizer's state {verb} not asked for: {listing(tuple(folds(lost)))}."
+    were = verb(len(lost), "was", "were")
+    text = f"{keys(len(lost))} of the optimizer's state {were} not asked for: {listing(tuple(folds(lost)))}."
     return Finding("optimizer_missing", "warning", text, _STEP)

@@ -37,6 +37,14 @@ def reader_of(path: str) -> Any:
     return _storage_setup(None, path, reader=True)
 
 
+def path_of(reader: Any) -> Any:
+    """
+    The path or URL that a reader reads, or that `StorageMeta` tells, as it has it; None where it has none.
+    """
+    path = getattr(reader, "checkpoint_id", None)
+    return path if path is not None else getattr(reader, "path", None)
+
+
 def changes_plans(cells: Mapping[str, Any]) -> bool:
     """
     Whether what a rank has planned may be changed on the way to what it reads.

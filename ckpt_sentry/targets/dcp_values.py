@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from ckpt_sentry.audit.findings import counted, verb
 from ckpt_sentry.audit.fold import key_list
 from ckpt_sentry.audit.report import Finding
 from ckpt_sentry.targets.tensors import PLAIN, local_parts
@@ -80,8 +81,8 @@ def not_put_back(before: Collection[str], planner: Any) -> Finding | None:
     lost = [key for key in before if key in given and given[key] is not copied[key]]
     if not lost:
         return None
-    count = "1 object was" if len(lost) == 1 else f"{len(lost):,} objects were"
-    text = f"{count} read, but not put into the state dict: {_listed(lost)}"
+    were = verb(len(lost), "was", "were")
+    text = f"{counted(len(lost), 'object')} {were} read, but not put into the state dict: {_listed(lost)}"
     step = "Give the planner flatten_sharded_tensors=False as well: torch's puts objects into a copy otherwise."
     return Finding("values_not_loaded", "warning", text, step)
 
@@ -97,8 +98,8 @@ def not_a_number(tensors: Mapping[str, Any], bytes_read: int) -> Finding | None:
     found = sorted({keys[place] for place in _with_nan(samples)})
     if not found:
         return None
-    count = "1 tensor holds" if len(found) == 1 else f"{len(found):,} tensors hold"
-    text = f"{count} NaN after the load: {_listed(found)}"
+    hold = verb(len(found), "holds", "hold")
+    text = f"{counted(len(found), 'tensor')} {hold} NaN after the load: {_listed(found)}"
     step = "The values in the checkpoint are damaged, or were NaN when it was saved: load an earlier step and compare."
     return Finding("non_finite_values", "warning", text, step)
 

@@ -74,7 +74,7 @@ def test_a_look_tells_what_a_walk_tells(agent: Agent, seen: Seen, tmp_path: Path
     assert agent.last().verdict == "ok"
 
 
-def test_nothing_is_seen_of_two_loads_at_once(agent: Agent, seen: Seen, tmp_path: Path) -> None:
+def test_each_load_is_looked_at_by_itself(agent: Agent, seen: Seen, tmp_path: Path) -> None:
     path = saved(tmp_path)
     for _ in range(2):
         dcp.load(wanted(), checkpoint_id=path, no_dist=True)
@@ -102,13 +102,13 @@ def test_a_key_less_is_seen(agent: Agent, seen: Seen, tmp_path: Path) -> None:
     assert agent.last().unexpected.count == 1
 
 
-class Adding(dcp.DefaultLoadPlanner):
+class Dropping(dcp.DefaultLoadPlanner):
     def create_local_plan(self) -> LoadPlan:
         plan = super().create_local_plan()
         return LoadPlan(plan.items[:-1])
 
 
-class Trimming(dcp.DefaultLoadPlanner):
+class Passing(dcp.DefaultLoadPlanner):
     def finish_plan(self, new_plan: LoadPlan) -> LoadPlan:
         return new_plan
 
@@ -128,13 +128,13 @@ class Reader(dcp.FileSystemReader):
         return plan
 
 
-@pytest.mark.parametrize("planner", [Adding, Trimming, Filtering])
+@pytest.mark.parametrize("planner", [Dropping, Passing, Filtering])
 def test_a_plan_of_another_planner_is_walked(
     agent: Agent, seen: Seen, tmp_path: Path, planner: type[dcp.DefaultLoadPlanner]
 ) -> None:
     dcp.load(wanted(), checkpoint_id=saved(tmp_path), planner=planner(), no_dist=True)
     assert set(seen.by_look) == {None}
-    assert agent.last().coverage.keys == (0.75 if planner is Adding else 1.0)
+    assert agent.last().coverage.keys == (0.75 if planner is Dropping else 1.0)
 
 
 def test_a_plan_of_another_reader_is_walked(agent: Agent, seen: Seen, tmp_path: Path) -> None:
