@@ -6,7 +6,7 @@ What is patched, and why there (torch 2.13.0, `torch/distributed/checkpoint/`):
 * `state_dict_loader.load`, `load_state_dict`, `_load_state_dict_from_keys` and `_load_state_dict` (also the binding of
   its own that `format_utils` has): the load as a whole, and what raises outside the collectives, as a `Stateful` does.
 * `utils._DistWrapper.reduce_scatter` and `all_gather` (utils.py:178, 262): the phases. What the planner, the plan and
-  the metadata say is read from the closure of the step that torch passes in; no collective is added.
+  the metadata say is read from the step that torch passes in (`dcp_step`); no collective is added.
 * `default_planner._create_read_items`: both sides of each key, while they are at hand (`dcp_planning`).
 * `filesystem.FileSystemReader.read_data`, `hf_storage.HuggingFaceStorageReader.read_data`: the plan as it is read: a
   planner's `finish_plan` or the rank that gathers the plans may have changed it.
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_sentry import hooks, loads
 from ckpt_sentry.guard import around, contained
-from ckpt_sentry.targets import dcp_errors, dcp_facts, dcp_planning, dcp_portable, dcp_text, dcp_together, torch_load
+from ckpt_sentry.targets import dcp_errors, dcp_facts, dcp_portable, dcp_text, dcp_together, torch_load
 from ckpt_sentry.targets.dcp_stock import shows_plan
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def _observed_plan(load: Load, map_fun: Callable[[], Any]) -> Callable[[], Any]:
         try:
             plan = map_fun()
         finally:
-            made()
+            made(load)
         planned(load, plan)
         return plan
 
@@ -171,8 +171,8 @@ def _planning(load: Load) -> None:
 
 
 @contained("dcp.made")
-def _made() -> None:
-    dcp_planning.end()
+def _made(load: Load) -> None:
+    dcp_facts.note_planned(load)
 
 
 @contained("dcp.planned")

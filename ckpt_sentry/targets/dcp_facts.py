@@ -22,6 +22,7 @@ from ckpt_sentry.checkpoints.step import find_step, peek_step
 from ckpt_sentry.targets import dcp_keys, dcp_optimizer, dcp_planning, dcp_stock, dcp_values
 from ckpt_sentry.targets.dcp_entries import checkpoint_entries, checkpoint_entry, flattened, model_entries, totals
 from ckpt_sentry.targets.dcp_reads import items_of, reads
+from ckpt_sentry.targets.dcp_step import Step
 from ckpt_sentry.targets.dcp_stock import changes_plans, is_torchs, shows_plan
 from ckpt_sentry.targets.dcp_whole import whole
 
@@ -90,31 +91,40 @@ def note_arguments(load: Load, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 
 def note_step_function(load: Load, function: Callable[[], Any], wrapper: Any) -> None:
     """
-    Remember the step that torch is about to run on this rank: its closure tells planner and metadata.
+    Remember the step that torch is about to run on this rank: it tells planner and metadata.
     """
-    known = _closure(load.notes.get("function"))
-    # That of the step that reads tells less than that of the step that plans, unless it is the only one.
-    if "planner" not in known or "metadata" in _closure(function):
-        load.notes["function"] = function
+    step = Step(function)
+    # The step that reads tells less than the one that plans, unless it is the only one.
+    if step.makes_plan or "step" not in load.notes:
+        load.notes["step"] = step
     load.notes["group_rank"] = getattr(wrapper, "rank", 0)
     load.notes["gathers"] = bool(getattr(wrapper, "use_dist", True))
 
 
 def note_planning(load: Load) -> None:
     """
-    Watch torch's planner from here on, until `dcp_planning.end`.
+    Watch the planner from here on, until `note_planned`.
     """
     load.notes["unplanned"] = load.facts
     load.notes["look"] = dcp_planning.begin()
+    load.notes["step"].watch()
+
+
+def note_planned(load: Load) -> None:
+    """
+    The planner has made its plan, or has raised.
+    """
+    dcp_planning.end()
+    load.notes["step"].unwatch()
 
 
 def note_reading(load: Load, function: Callable[[], Any]) -> None:
     """
     Look at the plan that this rank got back, where its reader will not show the one that it reads.
     """
-    cells = _closure(function)
-    if not shows_plan(cells.get("storage_reader")):
-        note_final_plan(load, cells.get("central_plan"))
+    step = Step(function)
+    if not shows_plan(step.reader):
+        note_final_plan(load, step.plan)
 
 
 def note_final_plan(load: Load, plan: Any) -> None:
@@ -123,7 +133,8 @@ def note_final_plan(load: Load, plan: Any) -> None:
     """
     items = items_of(plan)
     is_as_long = items is not None and len(items) == load.notes.get("items")
-    if items is not None and not (is_as_long and not changes_plans(_closure(load.notes.get("function")))):
+    step = load.notes.get("step")
+    if items is not None and not (is_as_long and step is not None and not changes_plans(step)):
         note_plan(load, plan)
 
 
@@ -134,11 +145,11 @@ def note_plan(load: Load, plan: Any) -> None:
     Args:
         plan: the rank's `LoadPlan`, or None where planning has failed.
     """
-    cells = _closure(load.notes.get("function"))
-    planner, metadata = cells.get("planner"), cells.get("metadata")
-    if metadata is None or not hasattr(metadata, "state_dict_metadata"):
+    step = load.notes.get("step")
+    if step is None or not hasattr(step.metadata, "state_dict_metadata"):
         return
-    wanted = _wanted(planner, cells.get("state_dict"), metadata)
+    planner, metadata = step.planner, step.metadata
+    wanted = _wanted(planner, step.state_dict, metadata)
     # A plan that changes is looked at again: what it came to in the end holds.
     load.facts = load.notes.get("unplanned", load.facts)
     load.facts = replace(load.facts, key_digest=f"{(load.facts.key_digest or '').partition('/')[0]}/{_digest(wanted)}")
@@ -146,7 +157,7 @@ def note_plan(load: Load, plan: Any) -> None:
     load.notes["types"] = {} if plan is None else dcp_values.types_of(wanted)
     load.notes |= {"untouched": (), "nothing": False, "items": len(items_of(plan) or ())}
     look = load.notes.pop("look", None)
-    seen = dcp_planning.seen(look, wanted, plan, cells) or whole(wanted, metadata.state_dict_metadata, plan)
+    seen = dcp_planning.seen(look, wanted, plan, step) or whole(wanted, metadata.state_dict_metadata, plan)
     if seen is None:
         _take_apart(load, wanted, metadata, plan)
     else:
@@ -192,7 +203,8 @@ def look_after(load: Load) -> None:
     """
     Add what the load has left behind: values that are no numbers, entries of another type.
     """
-    planner = _closure(load.notes.get("function")).get("planner")
+    step = load.notes.get("step")
+    planner = None if step is None else step.planner
     wanted = getattr(planner, "state_dict", None)
     if not isinstance(wanted, dict) or config.settings().verify == "off":
         return
@@ -244,22 +256,6 @@ def _reader_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 def _format_of(reader: Any) -> str:
     return "HuggingFace safetensors" if "HuggingFace" in type(reader).__name__ else "DCP"
-
-
-def _closure(function: Any) -> dict[str, Any]:
-    """
-    The variables that a step shares with `_load_state_dict`, below the decorators that torch puts around it.
-    """
-    while hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
-    code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None) or ()
-    found = {}
-    for name, cell in zip(code.co_freevars if code else (), cells, strict=False):
-        try:
-            found[name] = cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
-    return found
 
 
 def _summary(totals: tuple[int, int, int], metadata: Any, most: int) -> CheckpointSummary:

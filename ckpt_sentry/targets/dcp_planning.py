@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from ckpt_sentry.hooks import Patch
+    from ckpt_sentry.targets.dcp_step import Step
 
 TARGET = "dcp"
 SEAM: Final = "_create_read_items"
@@ -101,7 +102,7 @@ def end() -> None:
     _look.set(None)
 
 
-def seen(look: Look | None, wanted: Mapping[str, Any], plan: Any, cells: Mapping[str, Any]) -> Whole | None:
+def seen(look: Look | None, wanted: Mapping[str, Any], plan: Any, step: Step) -> Whole | None:
     """
     What both sides hold, if the look has seen this very plan being made, and that all agree; else None.
 
@@ -109,14 +110,14 @@ def seen(look: Look | None, wanted: Mapping[str, Any], plan: Any, cells: Mapping
         look: of the making of the plan, if there was one.
         wanted: the flat state dict.
         plan: the rank's `LoadPlan`.
-        cells: the variables of the step that made it.
+        step: the one that made it.
     """
-    planner, metadata, items = cells.get("planner"), cells.get("metadata"), items_of(plan)
+    planner, metadata, items = step.planner, step.metadata, items_of(plan)
     if look is None or items is None or getattr(planner, "metadata", None) is not metadata:
         return None
     default_planner = sys.modules.get("torch.distributed.checkpoint.default_planner")
     is_as_made = is_torchs(planner, "create_local_plan") and is_torchs(default_planner, _PLANNING)
-    if not is_as_made or not is_torchs(cells.get("storage_reader"), "prepare_local_plan") or changes_plans(cells):
+    if not is_as_made or not is_torchs(step.reader, "prepare_local_plan") or changes_plans(step):
         return None
     saved = getattr(metadata, "state_dict_metadata", ())
     found = look.all()

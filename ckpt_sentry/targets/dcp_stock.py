@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from ckpt_sentry.targets.dcp_step import Step
 
 _TORCHS: Final = "torch.distributed.checkpoint."
 _OURS: Final = __name__.partition(".")[0] + "."
@@ -45,16 +45,13 @@ def path_of(reader: Any) -> Any:
     return path if path is not None else getattr(reader, "path", None)
 
 
-def changes_plans(cells: Mapping[str, Any]) -> bool:
+def changes_plans(step: Step) -> bool:
     """
     Whether what a rank has planned may be changed on the way to what it reads.
-
-    Args:
-        cells: the variables of a step of `_load_state_dict`.
     """
-    planner, reader = cells.get("planner"), cells.get("storage_reader")
+    planner = step.planner
     is_planners = is_torchs(planner, "create_global_plan") and is_torchs(planner, "finish_plan")
-    return not (is_planners and is_torchs(reader, "prepare_global_plan"))
+    return not (is_planners and is_torchs(step.reader, "prepare_global_plan"))
 
 
 def _module_of(function: Any) -> str | None:

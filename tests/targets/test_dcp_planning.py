@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.planner import LoadPlan
 from ckpt_sentry import hooks
 from ckpt_sentry.audit.coverage import FULL
 from ckpt_sentry.targets import dcp_planning
+from ckpt_sentry.targets.dcp_step import Step
 from ckpt_sentry.targets.dcp_whole import Whole, whole
 from tests.targets.agents import Agent, codes, hooked
 
@@ -47,9 +48,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     made = Seen()
     original = dcp_planning.seen
 
-    def both(look: Any, wanted: dict[str, Any], plan: Any, cells: dict[str, Any]) -> Whole | None:
-        made.by_look.append(original(look, wanted, plan, cells))
-        made.by_walk.append(whole(wanted, cells["metadata"].state_dict_metadata, plan))
+    def both(look: Any, wanted: dict[str, Any], plan: Any, step: Step) -> Whole | None:
+        made.by_look.append(original(look, wanted, plan, step))
+        made.by_walk.append(whole(wanted, step.metadata.state_dict_metadata, plan))
         return made.by_look[-1]
 
     monkeypatch.setattr(dcp_planning, "seen", both)
@@ -174,13 +175,13 @@ def test_a_tensor_that_is_read_in_parts() -> None:
     look = dcp_planning.begin()
     plan = planner.create_local_plan()
     dcp_planning.end()
-    cells = {"planner": planner, "metadata": metadata, "storage_reader": None}
-    assert dcp_planning.seen(look, planner.state_dict, plan, cells) == Whole(1, 12, 48, 48)
+    step = Step(lambda: (planner, metadata))
+    assert dcp_planning.seen(look, planner.state_dict, plan, step) == Whole(1, 12, 48, 48)
     del whole_tensor.chunks[1]
     look = dcp_planning.begin()
     plan = planner.create_local_plan()
     dcp_planning.end()
-    assert dcp_planning.seen(look, planner.state_dict, plan, cells) is None
+    assert dcp_planning.seen(look, planner.state_dict, plan, step) is None
 
 
 def test_outside_of_a_load_nothing_is_looked_at(tmp_path: Path) -> None:

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import functools
 import types
+from typing import Any
 
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import default_planner
 
+from ckpt_sentry.targets.dcp_step import Step
 from ckpt_sentry.targets.dcp_stock import changes_plans, is_torchs, shows_plan
 
 
@@ -40,9 +42,12 @@ def test_what_one_object_has() -> None:
 
 
 def test_who_changes_plans() -> None:
+    def step_of(planner: Any, storage_reader: Any) -> Step:
+        return Step(lambda: (planner, storage_reader))
+
     reader = dcp.FileSystemReader("")
-    assert not changes_plans({"planner": dcp.DefaultLoadPlanner(), "storage_reader": reader})
-    assert changes_plans({"planner": Own(), "storage_reader": reader})
+    assert not changes_plans(step_of(dcp.DefaultLoadPlanner(), reader))
+    assert changes_plans(step_of(Own(), reader))
 
 
 def test_a_reader_shows_its_plan_where_it_is_patched() -> None:
