@@ -12,10 +12,20 @@ from __future__ import annotations
 import threading
 import time
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry import identity, outlets, stall
-from ckpt_sentry.audit.report import Facts, Finding, Framework, Identity, LoadError, LoadReport, Phase, Verdict
+from ckpt_sentry.audit.report import (
+    Facts,
+    Finding,
+    Framework,
+    Identity,
+    LoadError,
+    LoadReport,
+    Phase,
+    PhaseName,
+    Verdict,
+)
 from ckpt_sentry.guard import contained
 from ckpt_sentry.telemetry.events import LoadFailing, LoadFinished, LoadStarted, PhaseEntered
 
@@ -27,7 +37,7 @@ _current: ContextVar[Load | None] = ContextVar("ckpt_sentry_load", default=None)
 within = _current.get
 """As `current`, but of a load that is over in a copied context too: for what a load calls once for each tensor."""
 
-SETUP = "setup"
+SETUP: Final = "setup"
 
 
 class Load:
@@ -55,7 +65,7 @@ class Load:
         self.notes: dict[str, Any] = {}
         """What the target needs to remember until the load ends. Emptied then: nothing of the host's lives on."""
         self._clock = time.perf_counter() - seconds_ago
-        self._phase = SETUP
+        self._phase: PhaseName = SETUP
         self._phase_began = self._clock
         self._phases: list[Phase] = []
         self._outlets = outlets.Outlets()
@@ -85,7 +95,7 @@ class Load:
             )
         )
 
-    def enter(self, phase: str, findings: tuple[Finding, ...] = ()) -> None:
+    def enter(self, phase: PhaseName, findings: tuple[Finding, ...] = ()) -> None:
         """
         Go over to the next phase; the one before is closed with the seconds it took.
 

@@ -16,7 +16,7 @@ from ckpt_sentry.collector.aggregate import Aggregator
 from ckpt_sentry.collector.groups import MAX_RANKS
 from ckpt_sentry.collector.wording import was
 from ckpt_sentry.guard import contained
-from ckpt_sentry.render.keys import first_line
+from ckpt_sentry.render.stack import first_line
 from ckpt_sentry.speaker import say, say_line
 from ckpt_sentry.telemetry import otel, otlp_json
 from ckpt_sentry.telemetry.events import LoadFailing, LoadFinished, LoadStalled, LoadStarted, RankEnded
@@ -334,12 +334,12 @@ class Speaker:
             return
         attempt = end.identity.attempt
         if last is None or last.attempt < attempt:
-            when = "before any load" + (f" of attempt {attempt + 1}" if attempt else "")
+            when = f"; no load was seen in attempt {attempt + 1}" if attempt else "; no load was seen before that"
         elif last.error is None and last.verdict != "stalled":
-            when = f"after its last load ({last.entry_point}) had ended"
+            when = f" after its last load ({last.entry_point}) had ended"
         else:
             return
-        say_line(f"rank {end.identity.rank} {first_line(was(end))[:LONGEST_WORD]} {when}")
+        say_line(f"rank {end.identity.rank} {first_line(was(end))[:LONGEST_WORD]}{when}")
 
 
 def _bound(table: dict[Any, Any], most: int) -> None:

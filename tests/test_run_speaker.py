@@ -174,7 +174,7 @@ def test_an_attempt_that_ends_before_any_load_is_said_after_the_report_of_the_on
     stage.hear(over(ok=False))
     stage.speaker.settle()
     assert stage.verdicts == ["failed"]
-    assert stage.lines == ["rank 1 exited with code 1 before any load of attempt 2"]
+    assert stage.lines == ["rank 1 exited with code 1; no load was seen in attempt 2"]
 
 
 def test_a_load_of_some_ranks_is_said_after_some_silence(stage: Stage) -> None:
@@ -250,7 +250,7 @@ def test_an_end_that_no_load_explains_is_one_line(stage: Stage) -> None:
 def test_an_end_before_any_load_is_one_line(stage: Stage) -> None:
     stage.speaker.hear(exited(1, 3))
     stage.speaker.settle()
-    assert stage.lines == ["rank 1 exited with code 3 before any load"]
+    assert stage.lines == ["rank 1 exited with code 3; no load was seen before that"]
 
 
 def test_an_end_that_a_load_explains_is_not_repeated(stage: Stage) -> None:

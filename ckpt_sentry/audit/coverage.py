@@ -40,7 +40,8 @@ def coverage(
     model: Inventory, supplied: Iterable[str] | Mapping[str, float], allow_missing: Sequence[str] = ()
 ) -> Coverage:
     """
-    Give the part of the model that is supplied, by storages and by elements; both 1 where nothing is wanted.
+    Give the part of the model that is supplied, by storages and by elements (by storages as well where none has any);
+    both 1 where nothing is wanted.
 
     `supplied` names the keys that enter, or maps each to the part of its elements in [0, 1] that does. Of tied names
     the best supplied one counts. A storage all of whose names match a glob of `allow_missing` leaves the denominator.
@@ -58,7 +59,8 @@ def coverage(
         elif part > 0:
             entered += 1
             got += size * part
-    return Coverage(_ratio(entered, wanted), _ratio(got, elements))
+    by_keys = _ratio(entered, wanted)
+    return Coverage(by_keys, _ratio(got, elements) if elements else by_keys)
 
 
 def _wanted(

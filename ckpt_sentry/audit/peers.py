@@ -47,7 +47,8 @@ def failed_finding(failures: Mapping[int, Any]) -> Finding:
     """
     Other ranks of the group raised, and DCP passed their exceptions on. Keys are ranks of the process group.
     """
-    return Finding("peer_failed", "error", f"rank {ranks.compact(failures)} failed; this rank had no error of its own")
+    who = f"rank{'s'[: len(failures) > 1]} {ranks.compact(failures)}"
+    return Finding("peer_failed", "error", f"{who} failed; this rank had no error of its own")
 
 
 def lost_finding(error: LoadError) -> Finding:

@@ -21,6 +21,11 @@ Verdict = Literal["ok", "partial", "no_op", "wrong_values", "failed", "diverged"
 Level = Literal["error", "warning", "info"]
 Framework = Literal["dcp", "accelerate", "torch", "transformers"]
 Shape = tuple[int, ...]
+PhaseName = Literal[
+    "setup", "plan", "read", "fill", "dispatch", "barrier", "restore", "verify", "finish",
+    "optimizer", "scheduler", "sampler", "scaler", "random_states",
+]  # fmt: skip
+"""The stretches of a load that this version knows. What is read of another version may have more."""
 
 
 @dataclass(frozen=True, slots=True)

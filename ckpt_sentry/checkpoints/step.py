@@ -30,7 +30,7 @@ _MAX_ENTRY_BYTES: Final = 64 * 2**10
 
 class Step(NamedTuple):
     """
-    A training step, and where it was learnt, in words: "folder name", "trainer_state.json", `key "step"`.
+    A training step, and where it was learnt, in words: "folder name", "file name", "trainer_state.json", `key "step"`.
     """
 
     value: int
@@ -48,6 +48,7 @@ _STEP_NAMES: Final = tuple(
         rf"(?:\A|-)ep[0-9]+-ba([0-9]+)(?:-rank[0-9]+)?{_END}",  # composer
     )
 )
+_NAMES: Final = ("file name", "folder name", "parent folder name")
 _NO_STEP: Final = re.compile(r"(?:checkpoint|epoch)_?[0-9]+\Z|epoch[-=][0-9]+\Z|release\Z")
 """A name that says which checkpoint this is, in another unit: what stands above it belongs to something else."""
 _TRAINER_PART: Final = re.compile(r"(?:pytorch_model|optimizer)(?:_fsdp)?_[0-9]+\Z")
@@ -77,7 +78,7 @@ def find_step(path: str | os.PathLike[str]) -> Step | None:
     """
     The step of the checkpoint at `path`, by its name, its parents' names, or a file in it.
 
-    Costs no more than four attempts to open a small file, and none where a name tells. Never raises.
+    Costs at most four attempts to open a small file, and a look at the path alone where a name tells. Never raises.
     """
     text = os.fspath(path)
     remote = "://" in text
@@ -85,10 +86,19 @@ def find_step(path: str | os.PathLike[str]) -> Step | None:
     for level, name in enumerate(reversed(names[-_MAX_LEVELS:])):
         value = step_in_name(name)
         if value is not None:
-            return Step(value, "parent folder name" if level else "folder name")
+            return Step(value, _NAMES[min(level + (not _is_file(text, names[-1])), 2)])
         if _NO_STEP.match(name):
             break
     return None if remote else _from_sidecar(text, names[-1] if names else "")
+
+
+def _is_file(path: str, name: str) -> bool:
+    """
+    Whether a checkpoint is one file: as it is there, else by its name. Lightning calls folders "….ckpt" as well.
+    """
+    if os.path.isfile(path):
+        return True
+    return name.endswith((".pt", ".pth", ".bin", ".safetensors")) and not os.path.isdir(path)
 
 
 def _from_sidecar(path: str, name: str) -> Step | None:

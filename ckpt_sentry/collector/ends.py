@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ckpt_sentry.audit import ranks
 from ckpt_sentry.audit.peers import is_loss
@@ -16,17 +16,22 @@ from ckpt_sentry.collector.groups import MAX_RANKS, Failure, LoadState
 from ckpt_sentry.collector.summary import STILL_WAITING, JobError, OrderBy, RankFinding, Unfinished, doing
 from ckpt_sentry.collector.wording import (
     CODES,
+    MORE_TIME,
     Told,
     by_ranks,
     ended_error,
     how,
     look_at,
+    stack_below,
     stalled_before,
     step_after,
     waits,
     was,
 )
 from ckpt_sentry.telemetry.events import RankEnded
+
+TOGETHER: Final = ("setup", "plan", "read", "barrier", "restore")
+"""The phases of a load of many ranks, in their order."""
 
 
 class End(NamedTuple):
@@ -274,17 +279,42 @@ class Story:
         What the ends tell: ranks killed, exited, raised, absent, stalled, and those that were stopped with them.
         """
         found: list[RankFinding] = []
+        self._late_findings(found)
         self._ended_findings(found)
         self._later_findings(found)
         self._absent_findings(found)
         self._stall_findings(found)
         return found
 
+    @property
+    def _late(self) -> list[int]:
+        """
+        Ranks that were stopped in a phase which all that gave up had behind them, where nobody has failed but by that:
+        they were waited for.
+        """
+        if self._own or any(map(self._guilty, self.absent)) or any(map(self._left, self.open)):
+            return []
+        failures = self.state.failures
+        reached = min((_place(one.error.phase) for one in failures.values()), default=0)
+        stopped = (rank for rank in self.open if self.stopped(rank) and rank not in failures)
+        return [rank for rank in stopped if 0 <= _place(self.state.phases[rank]) < reached]
+
+    def _late_findings(self, found: list[RankFinding]) -> None:
+        who = ranks.compact(self.state.failures)
+        others = f"rank{'s'[: len(self.state.failures) > 1]} {who}"
+
+        def late(rank: int) -> Told:
+            busy = self._doing(rank).removeprefix("while ")
+            return Told("rank_stalled", f"was still {busy} when {others} gave up waiting", MORE_TIME)
+
+        found += by_ranks(self._late, late, "error")
+
     def _ended_findings(self, found: list[RankFinding]) -> None:
-        stopped = [rank for rank in self.open if self.stopped(rank) and rank not in self.state.failures]
+        untold = set(self.state.failures).union(self._late)
+        stopped = [rank for rank in self.open if self.stopped(rank) and rank not in untold]
         say = "was stopped by the launcher"
         found += by_ranks(stopped, lambda rank: Told("peer_failed", f"{say} {self._doing(rank)}"), "info")
-        silent = set(self.open).difference(self.state.failures, stopped)
+        silent = set(self.open).difference(untold, stopped)
         found += by_ranks(filter(self.is_over, sorted(silent)), self._ending, "error")
 
     def _later_findings(self, found: list[RankFinding]) -> None:
@@ -338,7 +368,7 @@ class Story:
         stall = self.state.stalls.get(rank)
         maybe = self._is_mute(rank) or not self.is_over(rank)
         text = "has not come to this load" if maybe else "never came to this load"
-        text += f"; its stack:\n{stall.stack.rstrip()}" if stall and stall.stack else ""
+        text += stack_below(stall)
         return Told("rank_absent", text, "Find out what it does instead of loading: every rank must make this call.")
 
     def _stall_findings(self, found: list[RankFinding]) -> None:
@@ -350,6 +380,13 @@ class Story:
 
     def _doing(self, rank: int) -> str:
         return doing(self.state.phases.get(rank))
+
+
+def _place(phase: str | None) -> int:
+    """
+    The place of a phase among those at whose ends ranks wait for each other, -1 for any other.
+    """
+    return TOGETHER.index(phase) if phase in TOGETHER else -1
 
 
 def _claim(rank: int, failure: Failure) -> Cause:

@@ -16,6 +16,7 @@ from ckpt_sentry.audit.report import (
     KeyList,
     Level,
     LoadReport,
+    PhaseName,
     Rename,
     ShapeMismatch,
     Verdict,
@@ -39,14 +40,23 @@ LEVELS: Final[dict[str, int]] = {"error": 0, "warning": 1, "info": 2}
 STILL_WAITING: Final = "still waiting"
 """Why a rank is unfinished that has said that it has been in the load, or away from it, for too long."""
 
-_DOING: Final[dict[str, str]] = {
+DOING: Final[dict[PhaseName, str]] = {
     "setup": "while setting up",
     "plan": "while planning",
     "read": "while reading",
+    "fill": "while filling the model",
+    "dispatch": "while dispatching the model to its devices",
     "barrier": "while waiting for the others",
-    "finish": "while finishing",
+    "restore": "while handing over what was read",
     "verify": "while verifying",
+    "finish": "while finishing",
+    "optimizer": "while loading the optimizer",
+    "scheduler": "while loading the scheduler",
+    "sampler": "while loading the sampler",
+    "scaler": "while loading the gradient scaler",
+    "random_states": "while loading the random states",
 }
+_WORDS: Final = {str(name): words for name, words in DOING.items()}
 
 
 def doing(phase: str | None) -> str:
@@ -55,7 +65,7 @@ def doing(phase: str | None) -> str:
     """
     if phase is None:
         return "before it came to this load"
-    return _DOING.get(phase, f"in phase {phase}")
+    return _WORDS.get(phase, f"in phase {phase}")
 
 
 @dataclass(frozen=True, slots=True)

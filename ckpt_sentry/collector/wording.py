@@ -18,6 +18,8 @@ CODES: Final = {"killed": "rank_killed", "raised": "rank_raised"}
 """The finding's code by the way in which a rank ended."""
 
 _SIGKILL: Final = "SIGKILL without an operator is mostly the out-of-memory killer: see `dmesg -T` on its node."
+MORE_TIME: Final = "Find out why it took so long, or give the process group more time: init_process_group(timeout=…)."
+"""What to do about a rank for which the others did not wait any longer."""
 _SEE_OUTPUT: Final = "See that rank's own output for why it left."
 
 
@@ -90,7 +92,15 @@ def waits(stall: Stall, phase: str | None) -> Told:
     seconds = max(0.0, stall.at - stall.since)
     # Whole seconds, and coarse ones for long waits: ranks that wait for the same thing should fall together.
     shown = round(seconds, -1) if seconds >= 100 else round(seconds)  # noqa: PLR2004
-    return Told("rank_stalled", f"waits {doing(phase)} for {shown:.0f} s; its stack:\n{stall.stack.rstrip()}")
+    return Told("rank_stalled", f"waits {doing(phase)} for {shown:.0f} s{stack_below(stall)}")
+
+
+def stack_below(stall: Stall | None) -> str:
+    """
+    The stack of a rank, to be put behind what is said of it; "" where it has none.
+    """
+    stack = "" if stall is None else stall.stack.rstrip()
+    return f"; its stack:\n{stack}" if stack else ""
 
 
 def stalled_before(stalls: Mapping[int, Stall], state: LoadState) -> RankFinding:
@@ -139,6 +149,7 @@ def _plural(text: str) -> str:
 def _steps_of_several(step: str) -> str:
     return (
         step.replace("what it does", "what they do")
+        .replace("why it took", "why they took")
         .replace("at its exception", "at their exception")
         .replace("that rank's own output for why it left", "their own output for why they left")
         .replace("on its node", "on their nodes")

@@ -23,6 +23,10 @@ _WRONG: Final = {
     "failed": "failed",
     "partial": "loaded a part of the model only",
 }
+_OF_ITS_RANKS: Final = frozenset({"no_op", "partial", "wrong_values"})
+"""What one rank may have come to, and another not."""
+NOT_COMPARED: Final = "not_compared"
+"""The finding that a load could not be compared with what it was to bring in."""
 _LONGEST_PATH: Final = 80
 
 
@@ -31,7 +35,7 @@ def glyph(one: Aggregate, glyphs: Glyphs) -> Segment:
     The sign of a verdict, in its style. What was refused has stopped the job, however much of it was loaded.
     """
     if one.verdict == "ok":
-        return Segment(glyphs.good, "good")
+        return Segment(glyphs.good, "good") if is_compared(one) else Segment(glyphs.unknown, "quiet")
     if one.verdict in ("partial", "diverged") and not is_refused(one):
         return Segment(glyphs.warning, "warning")
     return Segment(glyphs.bad, "bad")
@@ -75,6 +79,13 @@ def sees_all(one: Aggregate) -> bool:
     Whether something is known of all ranks: else nothing may be said of those that were not heard.
     """
     return one.heard_ranks >= one.world_size
+
+
+def is_compared(one: Aggregate) -> bool:
+    """
+    Whether it is known what came in: nothing is called good that was not looked at.
+    """
+    return all(found.code != NOT_COMPARED for found in one.findings)
 
 
 def is_refused(one: Aggregate) -> bool:
@@ -141,12 +152,22 @@ def _where(one: Aggregate) -> str:
     """
     if one.world_size == 1:
         return ""
+    if one.verdict in _OF_ITS_RANKS and sees_all(one):
+        return _on(one, [group.ranks for group in one.groups if group.report.verdict == one.verdict])
     if not sees_all(one):
         some = one.failed_ranks if one.verdict == "failed" else one.ranks_reported or _open(one)
         return f" on {words.some_ranks(some)}" if some else ""
     if one.verdict != "failed" or _absent(one) or not one.failed_ranks:
         return ""
     return f" on {len(ranks.parse(one.failed_ranks)):,} of {words.count(one.world_size, 'rank')}"
+
+
+def _on(one: Aggregate, parts: list[str]) -> str:
+    """
+    Which ranks a headline is of, where it is not of all.
+    """
+    some = [rank for part in parts for rank in ranks.parse(part)]
+    return "" if not some or len(some) >= one.world_size else f" on {words.some_ranks(ranks.compact(some))}"
 
 
 def _details(one: Aggregate) -> list[str]:
@@ -228,7 +249,7 @@ def _loaded(one: Aggregate) -> list[str]:
     else:
         keys = report.model.keys if report.model else report.checkpoint.keys if report.checkpoint else None
         found = [] if keys is None else [words.count(keys, "key") + of_model]
-    if one.coverage is not None:
+    if one.coverage is not None and is_compared(one):
         found.append(words.percent(one.coverage.judged))
     return [", ".join(found)] if found else []
 

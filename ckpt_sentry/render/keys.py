@@ -12,6 +12,7 @@ from ckpt_sentry.collector.aggregate import RankFinding
 from ckpt_sentry.render import words
 from ckpt_sentry.render.folded import size as folded_size
 from ckpt_sentry.render.page import Page
+from ckpt_sentry.render.stack import first_line
 
 SOME_ROWS: Final = 6
 """Rows of a list in a block."""
@@ -46,13 +47,6 @@ def brief(found: RankFinding) -> str:
     A finding in one line, with the first of its keys and nothing beside them.
     """
     return _ASIDE.sub("", first_line(found.text))
-
-
-def first_line(text: str) -> str:
-    """
-    The first line of a text, "" of an empty one.
-    """
-    return next(iter(text.strip().splitlines()), "")
 
 
 def details(page: Page, report: LoadReport, found: RankFinding, rows: int) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckpt_sentry.render.cells import visible
+from ckpt_sentry.render.stack import first_line
 
 if TYPE_CHECKING:
     from ckpt_sentry.audit.report import Finding, LoadReport
@@ -21,13 +22,20 @@ def _weight(finding: Finding) -> int:
     return -1 if finding.code == "renamed_keys" and finding.level != "info" else _ORDER[finding.level]
 
 
+def _is_raised(report: LoadReport, finding: Finding) -> bool:
+    """
+    Whether a finding only quotes the exception that the note is added to.
+    """
+    return finding.code == "rank_raised" and report.error is not None and report.error.message in finding.text
+
+
 def sentence(report: LoadReport) -> str:
     """
     The same in one line: which load, and why.
     """
     step = "" if report.step is None else f" of step {report.step}"
     findings = sorted(report.findings, key=_weight)
-    why = findings[0].text.splitlines()[0] if findings else report.error.type if report.error else report.verdict
+    why = first_line(findings[0].text) if findings else report.error.type if report.error else report.verdict
     return visible(f"ckpt_sentry: {report.entry_point}{step}: {why}")
 
 
@@ -40,7 +48,8 @@ def note(report: LoadReport) -> str:
     where = f"rank {identity.rank} of {identity.world_size} · {step} · {visible(report.path or 'no path')}"
     lines = [f"ckpt_sentry: {report.entry_point} · {where}"]
     findings = sorted(report.findings, key=_weight)
-    lines += [f"  {visible(finding.text)}" for finding in findings if finding.level != "info"][:2]
+    told = (finding for finding in findings if finding.level != "info" and not _is_raised(report, finding))
+    lines += [f"  {visible(finding.text)}" for finding in told][:2]
     if steps := [finding.next for finding in findings if finding.next]:
         lines.append(f"  next: {visible(steps[0])}")
     return "\n".join(lines)

@@ -39,17 +39,18 @@ class Glyphs:
     good: str = "✓"
     bad: str = "✗"
     warning: str = "!"
+    unknown: str = "–"
     dot: str = " · "
     arrow: str = "→"
     more: str = "…"
 
     @property
     def text(self) -> str:
-        return self.good + self.bad + self.dot + self.arrow + self.more
+        return self.good + self.bad + self.unknown + self.dot + self.arrow + self.more
 
 
 UNICODE: Final = Glyphs()
-ASCII: Final = Glyphs(good="ok", bad="x", dot=" - ", arrow="->", more="...")
+ASCII: Final = Glyphs(good="ok", bad="x", unknown="-", dot=" - ", arrow="->", more="...")
 """For streams whose encoding cannot hold the others."""
 
 

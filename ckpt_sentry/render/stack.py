@@ -27,6 +27,25 @@ class Frame(NamedTuple):
     code: str = ""
 
 
+def parted(text: str) -> tuple[str, list[str]]:
+    """
+    The first line of a text and the lines below it: a stack, or more of the same.
+
+    A first line that ends in a colon has said nothing yet: what comes next is drawn up to it, unless it is a stack.
+    """
+    first, *rest = text.strip().splitlines() or [""]
+    while rest and first.endswith(":") and not _FRAME.fullmatch(rest[0]):
+        first = f"{first} {rest.pop(0).strip()}".rstrip()
+    return first if rest else first.rstrip(": "), rest
+
+
+def first_line(text: str) -> str:
+    """
+    The first line of a text that says something, "" of an empty one.
+    """
+    return parted(text)[0]
+
+
 def rows(stack: Sequence[str], most: int, width: int, mark: str) -> list[str]:
     """
     The lines of a stack (as Python prints them, outermost first) in at most `most` rows of `width` cells.

@@ -6,15 +6,17 @@ Pure: aggregates in, lines of styled segments out (see `page`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from operator import itemgetter
 from typing import Final
 
-from ckpt_sentry.audit import ranks
-from ckpt_sentry.audit.report import LoadReport
+from ckpt_sentry.audit import raised, ranks
+from ckpt_sentry.audit.report import Coverage, LoadReport
 from ckpt_sentry.collector.aggregate import Aggregate, RankFinding
-from ckpt_sentry.collector.summary import doing
+from ckpt_sentry.collector.summary import LEVELS, doing
 from ckpt_sentry.render import head, stack, words
-from ckpt_sentry.render.keys import SOME_ROWS, brief, details, first_line, headline, keys_of, mismatches
+from ckpt_sentry.render.head import NOT_COMPARED
+from ckpt_sentry.render.keys import SOME_ROWS, brief, details, headline, keys_of, mismatches
 from ckpt_sentry.render.page import UNICODE, Glyphs, Line, Page, Style, plain
 
 __all__ = ["block", "full", "line", "plain"]
@@ -23,11 +25,22 @@ MAX_LINES: Final = 30
 """Lines of a block."""
 
 _STACK_ROWS: Final = 6
+_MOST_NOTES: Final = 4
 _CAUSES: Final = 5
 _OTHERS: Final = 4
 _NEXT_STEPS: Final = 3
+_MOST_PARTS: Final = 3
 _MANY: Final = 1 << 30
 
+_NO_FAILURE: Final = frozenset({"peer_failed", "rank_stalled", "rank_absent"})
+"""Errors of a job in which no rank need have failed."""
+_TRAINING: Final = frozenset(
+    {
+        "optimizer_missing", "optimizer_extra", "scheduler_missing", "scheduler_extra", "scaler_missing", "rng_missing",
+        "loader_missing", "loader_extra", "model_missing", "model_extra", "not_asked_for",
+    }
+)  # fmt: skip
+"""Findings that say that a part of a training's state did not come in: no count stands for them."""
 _SAID_BY_RENAME: Final = frozenset({"no_overlap", "low_coverage"})
 """Findings that say once more, where a rename is the cause, that little would load."""
 _EXPLAINED_BY_RENAME: Final = frozenset({"missing_keys", "unexpected_keys", "block_lost", "kind_lost"})
@@ -36,18 +49,27 @@ _EXPLAINED_BY_RENAME: Final = frozenset({"missing_keys", "unexpected_keys", "blo
 
 def line(one: Aggregate, width: int = 100, glyphs: Glyphs = UNICODE) -> Line:
     """
-    The one line of a good load, with its first finding if it has any.
+    The one line of a good load, with its first finding and all that tell of training state that did not come in.
     """
     page = Page(10_000, glyphs)
     facts = [*head.place(one), *head.facts(one)]
     first, *others = facts or [one.entry_point]
     title = f"{one.entry_point}  {first}" if facts else first
     notes = [found for found in _told(one) if not (found.code == "missing_keys" and head.allows_all(one))]
-    if notes:
-        more = f" (+{len(notes) - 1} more)" if len(notes) > 1 else ""
-        others.append(brief(notes[0])[: 2 * width].rstrip(". ") + more)
+    notes.sort(key=lambda found: (found.code != NOT_COMPARED, LEVELS[found.level], found.code not in _TRAINING))
+    said = [found for place, found in enumerate(notes) if not place or found.code in _TRAINING][:_MOST_NOTES]
+    others += [brief(found)[: 2 * width].rstrip(". ") + _of_some(one, found) for found in said]
+    if len(notes) > len(said):
+        others.append(words.count(len(notes) - len(said), "more finding"))
     page.header(head.glyph(one, glyphs), title, others)
     return page.lines[0]
+
+
+def _of_some(one: Aggregate, found: RankFinding) -> str:
+    """
+    Whose finding it is, where it is not everybody's.
+    """
+    return _whose(one, found) if len(ranks.parse(found.ranks)) < one.world_size else ""
 
 
 def every_key(one: Aggregate) -> str:
@@ -150,17 +172,29 @@ def _checkpoint(page: Page, one: Aggregate) -> None:
 
 def _reasons(page: Page, one: Aggregate, found: list[RankFinding], most: int, rows: int) -> None:
     """
-    The cause, what else there is, and the exception itself where no finding has quoted it.
+    The causes, the exception itself where no finding has quoted it, and what else there is.
     """
+    causes = _causes(one, found)
+    found = [*causes, *(finding for finding in found if finding not in causes)]
     for place, finding in enumerate(found[:most]):
-        label = "also" if place == (found[0].level != "info") else "" if place else "cause"
+        label = "cause" if place == 0 and causes else "also" if place == len(causes) else ""
         _finding(page, one, finding, label, rows)
-        if place == 0:
+        if place == max(0, len(causes) - 1):
             _raised(page, one, finding)
     if not found:
         _raised(page, one, None)
     if len(found) > most:
         page.row(f"{page.glyphs.more} {words.count(len(found) - most, 'more finding')}", "quiet")
+
+
+def _causes(one: Aggregate, found: list[RankFinding]) -> list[RankFinding]:
+    """
+    The weightiest finding, and those that torch has named where it raised for something else; none of mere notes.
+    """
+    if not found or found[0].level == "info":
+        return []
+    named = raised.codes(one.error.message) if one.error is not None and found[0].code in raised.KEYS else ()
+    return [found[0], *(other for other in found[1:] if other.code in named and other.level != "info")]
 
 
 def _is_raised(one: Aggregate, found: RankFinding) -> bool:
@@ -171,13 +205,14 @@ def _is_raised(one: Aggregate, found: RankFinding) -> bool:
 
 
 def _finding(page: Page, one: Aggregate, found: RankFinding, label: str, rows: int) -> None:
-    frames = found.text.rstrip().split("\n")[1:]
+    _, frames = stack.parted(found.text)
     whose = _whose(one, found)
     text = headline(found)
     page.section(label, text.rstrip(". ") + whose if whose else text, _style(found), at_most=max(4, min(rows, 40)))
     for row in stack.rows(frames, _STACK_ROWS if rows <= SOME_ROWS else rows, page.room, page.glyphs.more):
         page.row(row, "quiet")
-    for report in _reports_of(one, found):
+    report = _report_of(one, found)
+    if report is not None:
         details(page, report, found, rows)
 
 
@@ -196,14 +231,14 @@ def _whose(one: Aggregate, found: RankFinding) -> str:
     return f" ({words.some_ranks(found.ranks)}{alone})"
 
 
-def _reports_of(one: Aggregate, found: RankFinding) -> Iterator[LoadReport]:
+def _report_of(one: Aggregate, found: RankFinding) -> LoadReport | None:
     """
-    The first report that makes this finding.
+    The report whose keys a finding is about: that of one of its ranks, the one in its words before others.
     """
-    for group in one.groups:
-        if any(own.code == found.code for own in group.report.findings):
-            yield group.report
-            return
+    members = frozenset(ranks.parse(found.ranks))
+    whose = [group.report for group in one.groups if not members.isdisjoint(ranks.parse(group.ranks))]
+    own = [(said.text == found.text, report) for report in whose for said in report.findings if said.code == found.code]
+    return max(own, key=itemgetter(0))[1] if own else None
 
 
 def _raised(page: Page, one: Aggregate, cause: RankFinding | None) -> None:
@@ -215,7 +250,7 @@ def _raised(page: Page, one: Aggregate, cause: RankFinding | None) -> None:
         return
     if cause is not None and (cause.code.startswith("rank_") or error.message in cause.text):
         return
-    first = first_line(error.message)
+    first = stack.first_line(error.message)
     page.section("raised", f"{error.type}: {first}" if first else error.type, "quiet", at_most=2)
 
 
@@ -223,13 +258,7 @@ def _others(page: Page, one: Aggregate, most: int) -> None:
     """
     Where the ranks stood that have no error of their own.
     """
-    peers = ranks.compact(rank for f in one.findings if f.code == "peer_failed" for rank in ranks.parse(f.ranks))
-    said = [f for f in one.findings if f.code == "peer_failed"]
-    rows = []
-    if said and one.world_size > 1:
-        only = said[0].text if len(said) == 1 else "ended because another rank failed"
-        own = only if "stopped by the launcher" in only else f"{words.some_ranks(peers)}: {only}"
-        rows.append(first_line(own))
+    rows = _peers(one) if one.world_size > 1 else []
     told = frozenset(r for f in one.findings if f.code.startswith(("rank_", "peer_")) for r in ranks.parse(f.ranks))
     untold = (row for row in one.unfinished if not told.issuperset(ranks.parse(row.ranks)))
     rows += [f"{words.some_ranks(row.ranks)}: {row.why}, {doing(row.phase)}" for row in untold]
@@ -239,13 +268,50 @@ def _others(page: Page, one: Aggregate, most: int) -> None:
         page.row(f"{page.glyphs.more} {words.count(len(rows) - most, 'more group')} of ranks", "quiet")
 
 
+def _peers(one: Aggregate) -> list[str]:
+    """
+    What the ranks say that lost another: in one line where it is known that another has failed.
+    """
+    said = [found for found in one.findings if found.code == "peer_failed"]
+    if len(said) > 1 and any(found.level == "error" and found.code not in _NO_FAILURE for found in one.findings):
+        peers = ranks.compact(rank for found in said for rank in ranks.parse(found.ranks))
+        return [f"{words.some_ranks(peers)}: ended because another rank failed"]
+    return [
+        stack.first_line(found.text if _names_ranks(found) else f"{words.some_ranks(found.ranks)}: {found.text}")
+        for found in said
+    ]
+
+
+def _names_ranks(found: RankFinding) -> bool:
+    """
+    Whether a text begins with the ranks that it is about.
+    """
+    return found.text.startswith((f"rank {found.ranks} ", f"ranks {found.ranks} "))
+
+
 def _coverage(page: Page, one: Aggregate) -> None:
     got = one.coverage
     if got is None or got.judged >= 1:
         return
     verb = "would have loaded" if one.verdict == "failed" and not head.is_refused(one) else "loaded"
     verb = "would load; the model is untouched" if head.is_untouched(one) else verb
-    page.section("coverage", f"{words.percent(got.keys)} of keys, {words.percent(got.elements)} of elements {verb}")
+    whose = _by_coverage(one)
+    some = f" ({words.some_ranks(ranks.compact(whose.pop(got, ())))})" if len(whose) > 1 else ""
+    others = [f"{words.percent(part.judged)} on {words.some_ranks(ranks.compact(own))}" for part, own in whose.items()]
+    rest = "; ".join(("", *others[:_MOST_PARTS])) if some else ""
+    part = f"{words.percent(got.keys)} of keys, {words.percent(got.elements)} of elements"
+    page.section("coverage", f"{part} {verb}{some}{rest}")
+
+
+def _by_coverage(one: Aggregate) -> dict[Coverage, list[int]]:
+    """
+    The ranks by the coverage that they report.
+    """
+    found: dict[Coverage, list[int]] = {}
+    for group in one.groups:
+        if group.report.coverage is not None:
+            found.setdefault(group.report.coverage, []).extend(ranks.parse(group.ranks))
+    return found
 
 
 def _next_steps(found: list[RankFinding]) -> list[str]:
@@ -276,7 +342,7 @@ def _all_groups(page: Page, one: Aggregate, rows: int) -> None:
     for place, group in enumerate(one.groups[:rows]):
         error = group.report.error
         is_known = error is None or (one.error is not None and error.message == one.error.message)
-        why = "" if error is None or is_known else f"{error.type}: {first_line(error.message)}"
+        why = "" if error is None or is_known else f"{error.type}: {stack.first_line(error.message)}"
         facts = (words.some_ranks(group.ranks), group.report.verdict, why)
         page.section("" if place else "groups", page.glyphs.dot.join(filter(None, facts)), at_most=4)
 

@@ -16,7 +16,7 @@ These modules define the functions, so all later names of them are the wrappers;
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry import config, hooks, loads, unify
 from ckpt_sentry.checkpoints.paths import mask
@@ -29,12 +29,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
+    from ckpt_sentry.audit.report import PhaseName
     from ckpt_sentry.hooks import Patch
     from ckpt_sentry.loads import Load
     from ckpt_sentry.targets.accelerate_facts import Call
 
 TARGET = "accelerate"
-READ, FILL, DISPATCH = "read", "fill", "dispatch"
+READ: Final = "read"
+FILL: Final = "fill"
+DISPATCH: Final = "dispatch"
 
 
 def instrument_modeling(module: ModuleType) -> None:
@@ -106,7 +109,7 @@ def _reader(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
 
 
 @contained("accelerate.read")
-def _read(phase: str) -> None:
+def _read(phase: PhaseName) -> None:
     if (found := _call()) is not None:
         found[0].enter(phase)
 

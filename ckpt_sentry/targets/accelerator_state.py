@@ -21,7 +21,7 @@ from ckpt_sentry.audit.examine import Examination, examine
 from ckpt_sentry.audit.findings import percent
 from ckpt_sentry.audit.inventory import Inventory
 from ckpt_sentry.audit.policy import Policy
-from ckpt_sentry.audit.report import CheckpointSummary, Finding, ModelSummary
+from ckpt_sentry.audit.report import CheckpointSummary, Finding, ModelSummary, PhaseName
 from ckpt_sentry.audit.verdict import verdict
 from ckpt_sentry.checkpoints import sniff, state_file
 from ckpt_sentry.checkpoints.paths import mask
@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 TARGET = "accelerator_state"
 ENTRY_POINT: Final = "Accelerator.load_state"
 NOTE: Final = "accelerator_state"
+
+_PARTS: Final[tuple[PhaseName, ...]] = ("optimizer", "scheduler", "sampler", "scaler", "random_states")
+"""The phases that are files, by the beginnings of their names (accelerate/checkpointing.py)."""
 
 
 @dataclass(slots=True)
@@ -319,6 +322,6 @@ def _read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     path = os.fspath(file)
     state.read.append(path)
     name = os.path.basename(path)
-    for phase in ("optimizer", "scheduler", "sampler", "scaler", "random_states"):
+    for phase in _PARTS:
         if name.startswith(phase):
             load.enter(phase)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry import hooks, loads
 from ckpt_sentry.guard import around, contained
@@ -36,7 +36,10 @@ if TYPE_CHECKING:
 
 TARGET = "dcp"
 ENTRY_POINTS = ("load", "load_state_dict", "_load_state_dict_from_keys", "_load_state_dict")
-PLAN, READ, BARRIER, RESTORE = "plan", "read", "barrier", "restore"
+PLAN: Final = "plan"
+READ: Final = "read"
+BARRIER: Final = "barrier"
+RESTORE: Final = "restore"
 
 
 def instrument_utils(module: ModuleType) -> None:
@@ -160,9 +163,9 @@ def _observed_read(load: Load, map_fun: Callable[[], Any]) -> Callable[[], Any]:
 
 
 @contained("dcp.enter")
-def _enter(load: Load, phase: str, function: Callable[[], Any], wrapper: Any) -> None:
+def _enter(load: Load, step: str, function: Callable[[], Any], wrapper: Any) -> None:
     dcp_facts.note_step_function(load, function, wrapper)
-    load.enter(phase)
+    load.enter(PLAN if step == PLAN else READ)
 
 
 @contained("dcp.planning")

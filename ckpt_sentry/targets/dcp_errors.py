@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckpt_sentry import config
-from ckpt_sentry.audit import peers
+from ckpt_sentry.audit import peers, raised
 from ckpt_sentry.audit.findings import percent
 from ckpt_sentry.audit.policy import Policy
 from ckpt_sentry.audit.report import Finding, LoadError, LoadReport, Verdict
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 _PARTIAL = "dcp.load(…, planner=DefaultLoadPlanner(allow_partial_load=True))"
 _NOT_COMPARED = Finding("not_compared", "info", "what was loaded could not be compared with what was asked for")
-_KEY_TEXTS = ("Missing key in checkpoint state_dict", "Size mismatch between saved", "Invalid checkpoint metadata for")
-"""How the default planner words what `audit.examine` finds by itself (default_planner.py:477)."""
 
 
 def note_own(load: Load, exc: BaseException) -> None:
@@ -165,7 +163,7 @@ def _explain(load: Load, exc: BaseException, error: LoadError) -> None:
     """
     facts = load.facts
     path = load.notes.get("path")
-    by_keys = error.message.startswith(_KEY_TEXTS) and bool(facts.findings)
+    by_keys = raised.is_planners(error.message) and bool(facts.findings)
     if by_keys and (facts.checkpoint is None or facts.checkpoint.keys):
         load.facts = replace(facts, findings=dcp_keys.decisive(facts.findings, _PARTIAL))
         return

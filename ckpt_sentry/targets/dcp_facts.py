@@ -193,7 +193,7 @@ def _take_apart(load: Load, wanted: Mapping[str, Any], metadata: Any, plan: Any)
         bytes_read=bytes_read,
     ).examined(replace(examination, findings=dcp_keys.findings(examination, metadata.planner_data)))
     difference = examination.difference
-    unfilled = dcp_optimizer.not_filled(model.entries, difference.unexpected)
+    unfilled = dcp_optimizer.not_filled(wanted, difference.unexpected)
     load.facts = load.facts.with_findings((*dcp_keys.not_read(examination, fractions or {}), *filter(None, [unfilled])))
     load.notes["untouched"] = {*difference.missing, *(pair.key for pair in difference.retyped)}
     load.notes["nothing"] = bool(model.entries) and len(difference.missing) == len(model.entries)

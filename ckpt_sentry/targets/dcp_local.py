@@ -8,7 +8,7 @@ plan. So it says what it did before it enters that barrier, which is the only on
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry import hooks, loads
 from ckpt_sentry.checkpoints import dcp as files
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ckpt_sentry.loads import Load
 
 TARGET = "dcp"
-BARRIER = "barrier"
+BARRIER: Final = "barrier"
 
 
 def instrument(module: ModuleType) -> None:

@@ -137,7 +137,8 @@ def end(call: Call, result: Any, error: BaseException | None) -> bool:
     if again:
         return True
     if lists is None:
-        _explain_shard(call, error)
+        if error is not None:
+            _raised(call, error)
         return False
     if call.offered is not None:
         call.lists = lists = module_judge.compared(call.module, call.offered)
@@ -150,11 +151,15 @@ def end(call: Call, result: Any, error: BaseException | None) -> bool:
     return False
 
 
-def _explain_shard(call: Call, error: BaseException | None) -> None:
+def _raised(call: Call, error: BaseException) -> None:
     """
-    What `torch.load` makes of a shard of a distributed checkpoint is its first tensor, which is no dict.
+    Say of a call that it has raised for something other than keys. What `torch.load` makes of a shard of a distributed
+    checkpoint is its first tensor, which is no dict.
     """
-    if error is not None and isinstance(call.state_dict, Tensor):
+    if not isinstance(call.state_dict, Tensor):
+        if call.observer is None:
+            module_report.say_raised(call, error)
+    else:
         path = provenance.origin(call.state_dict)
         if path is not None:
             torch_load.explain(error, path)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry import config, loads
 from ckpt_sentry.audit.policy import Policy
-from ckpt_sentry.audit.report import LoadReport
+from ckpt_sentry.audit.report import Finding, LoadReport
 from ckpt_sentry.audit.verdict import verdict
 from ckpt_sentry.errors import LowCoverageError
 from ckpt_sentry.render.note import note
 from ckpt_sentry.targets import accelerate_text, module_facts, module_judge
-from ckpt_sentry.targets.exceptions import attach, describe
+from ckpt_sentry.targets.exceptions import INTERRUPTS, attach, describe
 
 if TYPE_CHECKING:
     from ckpt_sentry.audit.inventory import Inventory
@@ -65,6 +65,18 @@ def say(call: Call, lists: Lists, error: BaseException | None) -> None:
         _partial(call, lists)
     else:
         _whole(call)
+
+
+def say_raised(call: Call, error: BaseException) -> None:
+    """
+    Record a call that has raised for something that is not keys, as load hooks do.
+    """
+    if isinstance(error, INTERRUPTS):
+        return
+    described = describe(error, None)
+    text = f"{described.type}: {described.message}" if described.message else described.type
+    facts = module_judge.located(call.state_dict).with_findings([Finding("rank_raised", "error", text)])
+    _failed(call, facts, (), error)
 
 
 def forget() -> None:
@@ -136,10 +148,17 @@ def _conclude(call: Call, facts: Facts, keys: Iterable[Any], error: LowCoverageE
 def _refused(call: Call, lists: Lists, error: BaseException) -> None:
     found = module_judge.judged(call.module, call.state_dict, lists, call.remedy())
     facts = module_judge.decisive(found.facts, lists)
+    _failed(call, facts, _sorted(lists), error)
+
+
+def _failed(call: Call, facts: Facts, keys: Iterable[Any], error: BaseException) -> None:
+    """
+    Attach the report of a failed call to its exception; one of its kind is recorded.
+    """
     kind = (call.module_class, facts)
     report = _kinds.failed.get(kind)
     if report is None and len(_kinds.failed) < MOST_KINDS:
-        report = _record(call, facts, _sorted(lists), error)
+        report = _record(call, facts, keys, error)
     if report is not None:
         _kinds.failed[kind] = report
         attach(error, note(report), report)

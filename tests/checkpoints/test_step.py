@@ -28,9 +28,9 @@ BY_NAME = {
     "lightning_logs/epoch=0-step=3.ckpt/": Step(3, "folder name"),
     "lightning_logs/epoch=0-step=3-v1.ckpt": Step(3, "folder name"),
     "m--val_loss=2.34-step=999-consumed_samples=8000.0-last/weights/": Step(999, "parent folder name"),
-    "ckpt/global_step1000/mp_rank_00_model_states.pt": Step(1000, "parent folder name"),
+    "ckpt/global_step1000/mp_rank_00_model_states.pt": Step(1000, "folder name"),
     "checkpoints/ep1-ba100": Step(100, "folder name"),
-    "checkpoints/ep1-ba100-rank0.pt": Step(100, "folder name"),
+    "checkpoints/ep1-ba100-rank0.pt": Step(100, "file name"),
     "out/step_200": Step(200, "folder name"),
     "s3://bucket/run/step-7?versionId=step-9": Step(7, "folder name"),
     "checkpoints/checkpoint_3": None,
@@ -58,6 +58,16 @@ BY_NAME = {
 def test_by_name(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert find_step(path) == BY_NAME[path]
+
+
+@pytest.mark.parametrize("name", ["step=3.ckpt", "step-3.pt"])
+def test_a_file_is_no_folder_whatever_its_name(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").mkdir()
+    (tmp_path / "file" / name).touch()
+    (tmp_path / "folder" / name).mkdir(parents=True)
+    assert find_step(tmp_path / "file" / name) == Step(3, "file name")
+    assert find_step(tmp_path / "folder" / name) == Step(3, "folder name")
+    assert find_step(tmp_path / "folder" / name / "weights") == Step(3, "parent folder name")
 
 
 @given(step=st.integers(0, MAX_STEP), form=st.sampled_from(["step-{}", "iter_{:07}", "global_step{}", "checkpoint-{}"]))

@@ -2,13 +2,24 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt_sentry.audit.report import Coverage, Finding, KeyList, LoadError, ModelSummary, Phase, ShapeMismatch
+from ckpt_sentry.audit.report import (
+    Coverage,
+    Finding,
+    KeyList,
+    LoadError,
+    ModelSummary,
+    Phase,
+    PhaseName,
+    ShapeMismatch,
+)
 from ckpt_sentry.collector.aggregate import Aggregate, Aggregator, JobError, Spread, Unfinished
+from ckpt_sentry.collector.summary import DOING, doing
 from ckpt_sentry.telemetry.events import RankEnded
 from tests.collector.jobs import (
     LOAD,
@@ -534,3 +545,8 @@ def test_whether_a_load_is_complete_is_told_without_a_look_at_all_ranks(monkeypa
     monkeypatch.undo()
     aggregator.add(finished(3))
     assert aggregator.complete(LOAD)
+
+
+def test_each_phase_has_words() -> None:
+    assert {str(phase) for phase in get_args(PhaseName)} == {str(phase) for phase in DOING}
+    assert {phase: doing(phase) for phase in DOING if not doing(phase).startswith("while ")} == {}

@@ -22,6 +22,7 @@ from ckpt_sentry.render import cells, text
 from ckpt_sentry.render.page import ASCII
 from tests.collector.jobs import (
     LOAD,
+    entered,
     exited,
     failing,
     finished,
@@ -42,6 +43,8 @@ SIZE = LoadError(
 )
 SHAPES = Finding("shape_mismatch", "error", "2 keys have another shape in the checkpoint")
 MISSING = Finding("missing_keys", "error", "2 keys are missing from the checkpoint")
+UNEXPECTED = Finding("unexpected_keys", "info", "5 keys of the checkpoint are not in the model")
+DTYPES = Finding("dtype_cast", "info", "2 keys are cast from float32 to bfloat16")
 HEAD = (
     ShapeMismatch("model.head.weight", 1, "model.head", (32, 8), (16, 8)),
     ShapeMismatch("model.head.bias", 1, "model.head", (32,), (16,)),
@@ -525,3 +528,98 @@ def test_groups_are_shown_where_there_are_several_and_repeat_nothing() -> None:
     assert shown.count("Size mismatch") == 1
     one = seen(*(finished(rank, 2, verdict="failed", error=SIZE, findings=(SHAPES,)) for rank in range(2)))
     assert "groups" not in text.plain(text.full(one))
+
+
+def test_each_finding_has_the_keys_of_its_own_ranks() -> None:
+    def lacks(rank: int, key: str) -> Any:
+        error = LoadError("RuntimeError", f"Missing key in checkpoint state_dict: {key}.", "plan")
+        found = Finding("missing_keys", "error", f"1 key missing from the checkpoint: {key}.")
+        return finished(rank, verdict="failed", error=error, findings=(found,), missing=KeyList(1, (key,)))
+
+    one = seen(*map(started, range(4)), told(0), told(1), lacks(2, "state.gamma"), lacks(3, "state.delta"))
+    for shown in (block(one), text.plain(text.full(one))):
+        lines = shown.splitlines()
+        for rank, key in ((2, "state.gamma"), (3, "state.delta")):
+            (place,) = (at for at, line in enumerate(lines) if f"(rank {rank} alone)" in line)
+            assert next(line.strip() for line in lines[place + 1 :] if "Missing key in" not in line) == key
+
+
+def test_a_shape_and_a_missing_key_are_both_the_cause_where_torch_raised_for_the_key() -> None:
+    missing = LoadError("RuntimeError", "Missing key in checkpoint state_dict: model.adapter0.", "plan")
+    facts = FACTS | {"findings": (SHAPES, MISSING, UNEXPECTED), "mismatched": HEAD}
+    lines = block(seen(finished(0, 1, verdict="failed", error=missing, **facts))).splitlines()
+    assert lines[3:] == [
+        "  cause       2 keys have another shape in the checkpoint",
+        "              model.head.weight    model [32, 8]    checkpoint [16, 8]",
+        "              model.head.bias      model [32]       checkpoint [16]",
+        "              2 keys are missing from the checkpoint",
+        "              model.adapter{0-1}",
+        "  raised      RuntimeError: Missing key in checkpoint state_dict: model.adapter0.",
+        "  also        5 keys of the checkpoint are not in the model",
+        "  coverage    98.6 % of keys, 99.9 % of elements would have loaded",
+        "  next        ckpt-sentry report run7-a1b2    every key",
+    ]
+
+
+def test_no_line_ends_in_a_colon_that_says_nothing() -> None:
+    listing = LoadError("RuntimeError", 'Error(s) in loading state_dict for Net:\n\tMissing key(s): "w".', "plan")
+    shown = block(seen(finished(0, 1, verdict="failed", error=listing)))
+    assert '  cause       RuntimeError: Error(s) in loading state_dict for Net: Missing key(s): "w".' in shown
+    bare = LoadError("ValueError", "no hope:", "plan")
+    assert "  cause       ValueError: no hope\n" in block(seen(finished(0, 1, verdict="failed", error=bare)))
+    assert "rank 0 waits while setting up for 5 s\n" in block(seen(started(0), stalled(0, "plan", "")))
+
+
+def test_what_one_rank_alone_has_not_loaded_is_said_of_that_rank() -> None:
+    nothing = finished(1, 2, verdict="no_op", coverage=Coverage(0.0, 0.0))
+    one = seen(finished(0, 2, verdict="partial", coverage=Coverage(0.5, 0.5)), nothing)
+    lines = block(one).splitlines()
+    assert lines[0] == "ckpt_sentry ✗ dcp.load loaded nothing into the model on rank 1 after 2.0 s"
+    assert "  coverage    0 % of keys, 0 % of elements loaded (rank 1); 50.0 % on rank 0" in lines
+    both = seen(*(finished(rank, 2, verdict="no_op", coverage=Coverage(0.0, 0.0)) for rank in range(2)))
+    assert block(both).splitlines()[0] == "ckpt_sentry ✗ dcp.load loaded nothing into the model after 2.0 s"
+
+
+def test_no_check_mark_over_a_load_that_was_not_compared() -> None:
+    found = Finding("not_compared", "info", "not compared: Planner makes plans of its own")
+    one = seen(finished(0, 1, findings=(UNEXPECTED, found), model=ModelSummary(3, 9, 36)))
+    said = "dcp.load  step 1200 · 3 keys · in 1.0 s · not compared: Planner makes plans of its own · 1 more finding\n"
+    assert text.plain([text.line(one)]) == f"ckpt_sentry – {said}"
+    assert text.plain([text.line(one, glyphs=ASCII)]).startswith("ckpt_sentry - dcp.load  step 1200 - 3 keys")
+    assert text.plain(text.full(one)).startswith("ckpt_sentry – dcp.load")
+
+
+def test_lost_training_state_is_named_in_the_line_of_a_good_load() -> None:
+    lost = Finding("optimizer_extra", "warning", "The folder holds optimizer_1.bin, of optimizers not prepared.")
+    idle = Finding("not_asked_for", "info", '3 keys under "loader" were not asked for.')
+    one = seen(finished(0, 1, findings=(UNEXPECTED, DTYPES, idle, lost)))
+    assert text.plain([text.line(one)]) == (
+        "ckpt_sentry ✓ dcp.load  step 1200 · in 1.0 s · The folder holds optimizer_1.bin, of optimizers not prepared · "
+        '3 keys under "loader" were not asked for · 2 more findings\n'
+    )
+
+
+def test_who_still_reads_is_the_cause_where_the_others_gave_up() -> None:
+    lost = LoadError("RuntimeError", "[gloo] Timed out waiting 8000ms for send operation to complete", "barrier")
+    peer = Finding("peer_failed", "error", f"another rank went away or did not answer: {lost.message}")
+    gave_up = finished(0, 2, verdict="failed", error=lost, findings=(peer,))
+    begin = [started(0, 2), started(1, 2), entered(1, "read", 2), entered(0, "barrier", 2)]
+    one = seen(*begin, gave_up, raised(0, lost), stopped(1, 2), over(ok=False))
+    assert (
+        block(one)
+        == """\
+ckpt_sentry ✗ dcp.load failed on 2 of 2 ranks after 1.0 s · while waiting for the others
+  checkpoint  /data/run7/step-1200 · DCP · step 1200 (folder name)
+  cause       rank 1 was still reading when rank 0 gave up waiting
+  others      rank 0: another rank went away or did not answer: [gloo] Timed out waiting 8000ms for
+              send operation to complete
+  next        Find out why it took so long, or give the process group more time:
+              init_process_group(timeout=…).
+              ckpt-sentry report run7-a1b2    every key
+"""
+    )
+    same = [started(0, 2), started(1, 2), entered(0, "barrier", 2), entered(1, "barrier", 2)]
+    shown = block(seen(*same, gave_up, raised(0, lost), stopped(1, 2), over(ok=False)))
+    assert "gave up" not in shown
+    assert "another rank failed" not in shown
+    assert "rank 1 was stopped by the launcher while waiting for the others" in shown

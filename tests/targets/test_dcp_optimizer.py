@@ -2,11 +2,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
 from ckpt_sentry.targets.dcp_optimizer import not_filled
 from tests.targets.agents import Agent, codes, hooked
@@ -55,6 +56,65 @@ def test_an_optimizer_whose_state_was_made(agent: Agent, tmp_path: Path) -> None
     assert codes(agent.last()) == []
 
 
+def test_the_state_is_asked_for_as_the_step_says(agent: Agent, tmp_path: Path) -> None:
+    _model, optimizer = trained()
+    dcp.save({"optimizer": optimizer.state_dict()}, checkpoint_id=tmp_path / "step-7", no_dist=True)
+    new = fresh()
+    dcp.load({"optimizer": new[1].state_dict()}, checkpoint_id=tmp_path / "step-7", no_dist=True)
+    assert next_step(agent) == (
+        "An optimizer that has made no step has no state to ask for: call torch.distributed.checkpoint.state_dict."
+        "get_optimizer_state_dict(model, optimizer), which makes it, and take optimizer.state_dict() after that."
+    )
+    get_optimizer_state_dict(*new)
+    wanted = {"optimizer": new[1].state_dict()}
+    dcp.load(wanted, checkpoint_id=tmp_path / "step-7", no_dist=True)
+    assert codes(agent.last()) == []
+    assert moments(wanted["optimizer"]) == moments(optimizer.state_dict())
+
+
+def test_the_state_is_asked_for_by_name_as_the_step_says(agent: Agent, tmp_path: Path) -> None:
+    saved = get_optimizer_state_dict(*trained())
+    dcp.save({"optimizer": saved}, checkpoint_id=tmp_path / "step-7", no_dist=True)
+    new = fresh()
+    dcp.load({"optimizer": new[1].state_dict()}, checkpoint_id=tmp_path / "step-7", no_dist=True)
+    assert next_step(agent) == (
+        "An optimizer that has made no step has no state to ask for: take its state dict by "
+        "torch.distributed.checkpoint.state_dict.get_optimizer_state_dict(model, optimizer), which makes it."
+    )
+    wanted = {"optimizer": get_optimizer_state_dict(*new)}
+    dcp.load(wanted, checkpoint_id=tmp_path / "step-7", no_dist=True)
+    assert codes(agent.last()) == []
+    assert moments(wanted["optimizer"]) == moments(saved)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_no_state_is_made_while_gradients_are_alive(agent: Agent, tmp_path: Path, *, flat: bool) -> None:
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    saved = get_optimizer_state_dict(*trained(), options=options)
+    dcp.save({"optimizer": saved}, checkpoint_id=tmp_path / "step-7", no_dist=True)
+    model, optimizer = fresh()
+    model(torch.ones(1, 2)).sum().backward()
+    wanted = {"optimizer": get_optimizer_state_dict(model, optimizer, options=options)}
+    dcp.load(wanted, checkpoint_id=tmp_path / "step-7", no_dist=True)
+    assert next_step(agent) == (
+        "torch makes no optimizer state to ask for while a parameter has a gradient: "
+        "call optimizer.zero_grad() before the state dict is taken."
+    )
+    optimizer.zero_grad()
+    wanted = {"optimizer": get_optimizer_state_dict(model, optimizer, options=options)}
+    dcp.load(wanted, checkpoint_id=tmp_path / "step-7", no_dist=True)
+    assert codes(agent.last()) == []
+
+
+def next_step(agent: Agent) -> str | None:
+    (step,) = (found.next for found in agent.last().findings if found.code == "optimizer_missing")
+    return step
+
+
+def moments(state_dict: Any) -> list[Any]:
+    return [value.tolist() for state in state_dict["state"].values() for _, value in sorted(state.items())]
+
+
 def test_a_model_alone(agent: Agent, tmp_path: Path) -> None:
     model, optimizer = trained()
     saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
@@ -75,4 +135,4 @@ def test_a_model_alone(agent: Agent, tmp_path: Path) -> None:
     ],
 )
 def test_whose_state_it_is(wanted: list[str], unexpected: list[str], is_said: bool) -> None:  # noqa: FBT001
-    assert (not_filled(wanted, unexpected) is not None) == is_said
+    assert (not_filled(dict.fromkeys(wanted), unexpected) is not None) == is_said

@@ -196,10 +196,12 @@ def test_an_error_of_a_hook_is_the_hosts(agent: Agent) -> None:
 
     model = Net()
     model.register_load_state_dict_pre_hook(fail)
-    with pytest.raises(RuntimeError, match=r"^mine$") as caught:
+    with pytest.raises(RuntimeError, match="^mine") as caught:
         model.load_state_dict(values())
-    assert not hasattr(caught.value, "ckpt_sentry")
-    assert agent.reports() == []
+    assert caught.value.args == ("mine",)
+    assert caught.value.ckpt_sentry.load_id == agent.last().load_id
+    assert (agent.last().verdict, agent.last().findings[0].text) == ("failed", "RuntimeError: mine")
+    assert len(agent.reports()) == 1
 
 
 def test_what_is_no_dict_is_the_hosts_error(agent: Agent) -> None:

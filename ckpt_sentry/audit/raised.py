@@ -1,0 +1,36 @@
+"""
+What torch says of keys when it raises: it stops at the first that does not fit, and names the kind of that one alone.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+_OF_DCP: Final = {
+    # torch/distributed/checkpoint/default_planner.py, create_default_local_load_plan
+    "Missing key in checkpoint state_dict": "missing_keys",
+    "Size mismatch between saved": "shape_mismatch",
+    "Invalid checkpoint metadata for": "type_mismatch",
+}
+_OF_MODULES: Final = {
+    # torch/nn/modules/module.py, load_state_dict: it lists all of one kind, and both kinds
+    "Missing key(s) in state_dict": "missing_keys",
+    "size mismatch for ": "shape_mismatch",
+}
+_TEXTS: Final = {**_OF_DCP, **_OF_MODULES}
+KEYS: Final = frozenset(_TEXTS.values())
+"""The findings that torch itself raises for."""
+
+
+def codes(message: str) -> frozenset[str]:
+    """
+    The findings that an exception's text speaks of; none where it is not torch's on keys.
+    """
+    return frozenset(code for text, code in _TEXTS.items() if text in message)
+
+
+def is_planners(message: str) -> bool:
+    """
+    Whether DCP's own planner has raised for a key.
+    """
+    return message.startswith(tuple(_OF_DCP))
