@@ -196,7 +196,7 @@ def test_an_error_of_a_hook_is_the_hosts(agent: Agent) -> None:
 
     model = Net()
     model.register_load_state_dict_pre_hook(fail)
-    with pytest.raises(RuntimeError, match="^mine") as caught:
+    with pytest.raises(RuntimeError, match=r"^mine") as caught:
         model.load_state_dict(values())
     assert caught.value.args == ("mine",)
     assert caught.value.ckpt_sentry.load_id == agent.last().load_id
