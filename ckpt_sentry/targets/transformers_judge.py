@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,13 +23,15 @@ from ckpt_sentry.checkpoints.paths import mask
 from ckpt_sentry.checkpoints.step import find_step
 from ckpt_sentry.errors import LowCoverageError
 from ckpt_sentry.render.note import note
-from ckpt_sentry.targets import accelerate_text, module_facts, proof
+from ckpt_sentry.targets import accelerate_text, module_facts, proof, transformers_names
 from ckpt_sentry.targets.exceptions import INTERRUPTS, attach, describe
 from ckpt_sentry.targets.module_report import SOMETHING
 
 if TYPE_CHECKING:
+    from ckpt_sentry.checkpoints.elements import Slot
     from ckpt_sentry.checkpoints.state_file import StateFile
     from ckpt_sentry.loads import Load
+    from ckpt_sentry.targets.transformers_names import Source
 
 _NO_ENTRY: Final = Entry(None, None)
 _ABSENCES: Final = frozenset({"shape_mismatch", "block_lost", "kind_lost"})
@@ -224,10 +226,13 @@ def _is_new_head(model: Any, wanted: Inventory, missing: Iterable[str]) -> bool:
     ends = {f"{name}.weight" for name, part in model.named_modules() if part in _ends(model)}
     base = f"{model.base_model_prefix}."
     is_base = not any(key.startswith(base) for key in wanted.entries)
+    heads = {key.partition(".")[0] for key in wanted.entries.keys() - gone}
     for key in gone:
         path = key.rpartition(".")[0]
         inside = is_base or key.startswith(base)
-        if key in ends or _NUMBER.search(path) or (inside and "pooler" not in path.split(".")):
+        # A number is that of a layer, unless all of the head is missing: `classifier.1`.
+        is_layer = _NUMBER.search(path) and (inside or key.partition(".")[0] in heads)
+        if key in ends or is_layer or (inside and "pooler" not in path.split(".")):
             return False
         if any(other.startswith(f"{path}.") and other not in gone for other in wanted.entries):
             return False
@@ -261,22 +266,50 @@ def _welcome(load: Load, missing: Collection[str]) -> None:
 
 def _prove(load: Load, model: Any, load_config: Any, lost: Collection[str]) -> None:
     """
-    Compare values of the keys that carry one name and shape on both sides; what is converted on the way is not.
+    Compare values with those of the keys that may have filled them; what is converted on the way is left out.
     """
     depth = config.settings().verify
     if depth == "off" or getattr(load_config, "hf_quantizer", None) is not None or not load.notes.get("files"):
         return
-    # What the caller renames goes elsewhere, and another's value may come in its place.
-    renamed = load.notes["renamed"]
+    wanted: Inventory = load.notes["wanted"]
     slots = {key: slot for file in _state_files(load) for key, slot in file.slots.items()}
-    claims = [
-        proof.Claim(key, (slots[key],))
-        for key in load.notes["wanted"].entries
-        if key in slots and key not in lost and not any(re.search(pattern, key) for pattern in renamed)
-    ]
+    names = transformers_names.sources(model, slots, wanted.entries, load.notes["renamed"])
+    groups: dict[str, list[Slot]] = {}
+    for key in wanted.entries:
+        if key in names and key not in lost:
+            # Of names that the model ties one alone is in use, whichever it is.
+            groups.setdefault(wanted.storage(key), []).append(slots[names[key].meant])
+    claims = [proof.Claim(key, tuple(groups[wanted.storage(key)])) for key in names if key not in lost]
     outcome = proof.prove(proof.Holder(model), claims, depth)
     load.facts = replace(load.facts, proof=Proof(len(outcome.checked), key_list(outcome.differing)))
     if outcome.differing:
-        listed = ", ".join(fold.text for fold in list(folds(outcome.differing))[:_SHOWN])
-        text = f"{len(outcome.differing):,} tensors of the model are not what the checkpoint holds: {listed}."
-        load.facts = load.facts.with_findings([Finding("values_not_loaded", "error", text)])
+        others = {key: slots[name] for key in outcome.differing for name in names[key].others[:1]}
+        load.facts = load.facts.with_findings(_differing(model, outcome.differing, names, others))
+
+
+def _differing(
+    model: Any, differing: Sequence[str], names: Mapping[str, Source], others: Mapping[str, Slot]
+) -> Iterator[Finding]:
+    """
+    Say which keys of the model do not hold what the checkpoint has for them, and whether they hold what it has for a
+    module of the same name, in the head or in the base model.
+    """
+    claims = [proof.Claim(key, (slot,)) for key, slot in others.items()]
+    mixed_up = others.keys() - proof.prove(proof.Holder(model), claims, "sample").differing
+    if rest := [key for key in differing if key not in mixed_up]:
+        what = accelerate_text.tensors(len(rest), "of the model is", "of the model are")
+        yield Finding("values_not_loaded", "error", f"{what} not what the checkpoint holds: {_listed(rest)}.")
+    if mixed_up:
+        first = min(mixed_up)
+        text = (
+            f"{accelerate_text.tensors(len(mixed_up), 'holds', 'hold')} the values of another, to which transformers "
+            f"gives the same name: {first} those of {names[first].others[0]}, not of {names[first].meant}."
+        )
+        saved_by = next(iter(getattr(model.config, "architectures", None) or ()), type(model).__name__)
+        step = f"Build {saved_by} from its config, and give it the file's state dict by load_state_dict."
+        yield Finding("values_not_loaded", "error", text, step)
+
+
+def _listed(keys: Iterable[str]) -> str:
+    found = list(folds(list(keys)))
+    return ", ".join(fold.text for fold in found[:_SHOWN]) + (", …" if len(found) > _SHOWN else "")

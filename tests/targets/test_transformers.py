@@ -17,6 +17,9 @@ from tests.targets.agents import Agent, codes, fresh, hooked
 SMALL = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 
+WHY = "the values of another, to which transformers gives the same name:"
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _hooks() -> Iterator[None]:
     with hooked("transformers.modeling_utils"):
@@ -59,6 +62,10 @@ def vit() -> transformers.PreTrainedModel:
     )
 
 
+def resnet() -> transformers.PreTrainedModel:
+    return transformers.ResNetModel(transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1]))
+
+
 def saved(model: transformers.PreTrainedModel, folder: Path) -> Path:
     torch.manual_seed(1)
     with torch.no_grad():
@@ -98,6 +105,7 @@ def test_what_was_saved_loads_without_a_warning(
         (llama, "LlamaForSequenceClassification", "score.weight"),
         (gpt2, "GPT2ForSequenceClassification", "score.weight"),
         (vit, "ViTModel", "pooler.dense.{bias,weight}"),
+        (resnet, "ResNetForImageClassification", "classifier.1.{bias,weight}"),
     ],
 )
 def test_a_new_head_is_no_warning(
@@ -233,4 +241,100 @@ def test_a_mapping_may_let_names_change_places(agent: Agent, tmp_path: Path) -> 
     model = transformers.LlamaForCausalLM.from_pretrained(folder, key_mapping=layers)
     key = "model.layers.{}.mlp.up_proj.weight"
     assert torch.equal(model.state_dict()[key.format(0)], load_file(folder / "model.safetensors")[key.format(1)])
-    assert (agent.last().verdict, codes(agent.last()), agent.last().proof.checked) == ("ok", [], 3)
+    assert (agent.last().verdict, codes(agent.last()), agent.last().proof.checked) == ("ok", [], 21)
+
+
+class ToyConfig(transformers.PreTrainedConfig):
+    model_type = "toy"
+
+
+class Toy(transformers.PreTrainedModel):
+    """
+    A base model, and below it one with a head that has a module of the same name.
+    """
+
+    config_class = ToyConfig
+    base_model_prefix = "base"
+
+    def __init__(self, config: ToyConfig) -> None:
+        super().__init__(config)
+        self.emb = torch.nn.Embedding(8, 4)
+        self.norm = torch.nn.LayerNorm(4)
+        self.post_init()
+
+    def _init_weights(self, module: torch.nn.Module) -> None:
+        pass
+
+
+class ToyWithHead(transformers.PreTrainedModel):
+    config_class = ToyConfig
+    base_model_prefix = "base"
+    inner = Toy
+
+    def __init__(self, config: ToyConfig) -> None:
+        super().__init__(config)
+        setattr(self, self.base_model_prefix, self.inner(config))
+        self.norm = torch.nn.LayerNorm(4)
+        self.out = torch.nn.Linear(4, 2)
+        self.post_init()
+
+    def _init_weights(self, module: torch.nn.Module) -> None:
+        pass
+
+
+class LaterToy(Toy):
+    base_model_prefix = "transformer"
+
+
+class LaterToyWithHead(ToyWithHead):
+    base_model_prefix = "transformer"
+    inner = LaterToy
+
+
+def test_a_base_model_takes_its_own_of_two_modules_of_one_name(agent: Agent, tmp_path: Path) -> None:
+    model = ToyWithHead(ToyConfig())
+    base = Toy.from_pretrained(saved(model, tmp_path / "m"))
+    assert torch.equal(base.norm.weight, model.base.norm.weight)
+    report = agent.last()
+    assert (report.verdict, report.coverage, codes(report), report.proof.checked) == ("ok", Coverage(1.0, 1.0), [], 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "mixed_up"),
+    [
+        (LaterToy, "2 tensors hold … norm.bias those of norm.bias, not of transformer.norm.bias."),
+        (LaterToyWithHead, "4 tensors hold … norm.bias those of transformer.norm.bias, not of norm.bias."),
+    ],
+)
+def test_modules_that_transformers_mixes_up_are_named(
+    tmp_path: Path, kind: type[transformers.PreTrainedModel], mixed_up: str
+) -> None:
+    model = LaterToyWithHead(ToyConfig())
+    folder = saved(model, tmp_path / "m")
+    with pytest.raises(LowCoverageError) as caught:
+        kind.from_pretrained(folder)
+    report = caught.value.ckpt_sentry
+    (finding,) = (one for one in report.findings if one.level == "error")
+    assert (report.verdict, finding.code, finding.text) == (
+        "wrong_values",
+        "values_not_loaded",
+        mixed_up.replace("…", WHY),
+    )
+    assert (
+        finding.next == "Build LaterToyWithHead from its config, and give it the file's state dict by load_state_dict."
+    )
+    again = LaterToyWithHead(ToyConfig())
+    again.load_state_dict(load_file(folder / "model.safetensors"))
+    assert torch.equal(again.base_model.norm.weight, model.base_model.norm.weight)
+
+
+@pytest.mark.parametrize("make", [vit, lambda: bert("BertForMaskedLM"), llama])
+def test_values_are_compared_under_the_names_of_the_checkpoint(
+    agent: Agent, tmp_path: Path, make: Callable[[], transformers.PreTrainedModel]
+) -> None:
+    model = make()
+    type(model.base_model).from_pretrained(saved(model, tmp_path / "m"))
+    assert agent.last().proof.checked >= len(model.base_model.state_dict()) - 2
+    model.base_model.save_pretrained(tmp_path / "base")
+    type(model).from_pretrained(tmp_path / "base")
+    assert agent.last().proof.checked == len(model.base_model.state_dict())
