@@ -76,6 +76,14 @@ class Settings:
     run_id: str | None = None
     problems: tuple[str, ...] = ()
 
+    @property
+    def required(self) -> float:
+        """
+        The coverage, in [0, 1], under which a load is refused where the caller has not asked for a part: "strict" wants
+        all.
+        """
+        return 1.0 if self.mode == "strict" else self.min_coverage
+
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Settings:
         """

@@ -87,6 +87,7 @@ TARGETS: list[tuple[str, str]] = [
     ("accelerate.big_modeling", "ckpt_sentry.targets.accelerate:instrument_big_modeling"),
     ("accelerate.utils.fsdp_utils", "ckpt_sentry.targets.accelerate_fsdp:instrument"),
     ("accelerate.checkpointing", "ckpt_sentry.targets.accelerator_state:instrument"),
+    ("accelerate.accelerator", "ckpt_sentry.targets.accelerator_state:instrument_accelerator"),
     ("transformers.modeling_utils", "ckpt_sentry.targets.transformers:instrument"),
     ("torch.distributed.launcher.api", "ckpt_sentry.targets.torchrun:instrument"),
     ("torch.distributed.elastic.multiprocessing.api", "ckpt_sentry.targets.torchrun:instrument_processes"),

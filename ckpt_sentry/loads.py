@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 _current: ContextVar[Load | None] = ContextVar("ckpt_sentry_load", default=None)
 
-within = _current.get
-"""As `current`, but of a load that is over in a copied context too: for what a load calls once for each tensor."""
 
 SETUP: Final = "setup"
 
@@ -61,6 +59,8 @@ class Load:
         self.report: LoadReport | None = None
         self.started_at = time.time() - seconds_ago
         self.left = False
+        self.is_aside = False
+        """Whether what the host loads meanwhile are loads of their own: hooks of the program within a longer call."""
         self.thread_id = threading.get_ident()
         self.notes: dict[str, Any] = {}
         """What the target needs to remember until the load ends. Emptied then: nothing of the host's lives on."""
@@ -171,11 +171,27 @@ class Load:
 
 def current() -> Load | None:
     """
-    The load that runs in this thread, if any.
+    The load that runs in this thread, if any, and that takes what is loaded within for a part of itself.
     """
     load = _current.get()
     # A context that was copied amid a load (`asyncio.to_thread`, a task) still holds it when it is over.
-    return None if load is None or load.left else load
+    return None if load is None or load.left or load.is_aside else load
+
+
+def within() -> Load | None:
+    """
+    As `current`, but of a load that is over in a copied context too: for what a load calls once for each tensor.
+    """
+    load = _current.get()
+    return None if load is None or load.is_aside else load
+
+
+def aside() -> Load | None:
+    """
+    The load that runs in this thread and stands aside, if any.
+    """
+    load = _current.get()
+    return load if load is not None and load.is_aside and not load.left else None
 
 
 @contained("loads.begin")

@@ -23,7 +23,7 @@ Framework = Literal["dcp", "accelerate", "torch", "transformers"]
 Shape = tuple[int, ...]
 PhaseName = Literal[
     "setup", "plan", "read", "fill", "dispatch", "barrier", "restore", "verify", "finish",
-    "optimizer", "scheduler", "sampler", "scaler", "random_states",
+    "optimizer", "scheduler", "sampler", "loader", "scaler", "random_states", "custom",
 ]  # fmt: skip
 """The stretches of a load that this version knows. What is read of another version may have more."""
 

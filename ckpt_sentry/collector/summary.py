@@ -53,8 +53,10 @@ DOING: Final[dict[PhaseName, str]] = {
     "optimizer": "while loading the optimizer",
     "scheduler": "while loading the scheduler",
     "sampler": "while loading the sampler",
+    "loader": "while loading the dataloader",
     "scaler": "while loading the gradient scaler",
     "random_states": "while loading the random states",
+    "custom": "while loading the registered objects",
 }
 _WORDS: Final = {str(name): words for name, words in DOING.items()}
 

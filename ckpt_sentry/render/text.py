@@ -36,8 +36,9 @@ _NO_FAILURE: Final = frozenset({"peer_failed", "rank_stalled", "rank_absent"})
 """Errors of a job in which no rank need have failed."""
 _TRAINING: Final = frozenset(
     {
-        "optimizer_missing", "optimizer_extra", "scheduler_missing", "scheduler_extra", "scaler_missing", "rng_missing",
-        "loader_missing", "loader_extra", "model_missing", "model_extra", "not_asked_for",
+        "optimizer_missing", "optimizer_extra", "scheduler_missing", "scheduler_extra", "scaler_missing",
+        "scaler_extra", "rng_missing", "custom_missing", "custom_extra", "loader_missing", "loader_extra",
+        "model_missing", "model_extra", "not_asked_for",
     }
 )  # fmt: skip
 """Findings that say that a part of a training's state did not come in: no count stands for them."""

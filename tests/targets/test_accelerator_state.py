@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from accelerate.utils import ProjectConfiguration
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -162,16 +165,209 @@ def test_a_load_hook_is_judged_by_what_came_in(agent: Agent, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["optimizer", "scheduler"])
-def test_a_file_that_is_missing_ends_the_load_before_it_begins(agent: Agent, tmp_path: Path, kind: str) -> None:
+def test_what_came_before_a_missing_file_is_in(agent: Agent, tmp_path: Path, kind: str) -> None:
     folder = saved(tmp_path / "state")
+    wanted = load_file(folder / "model.safetensors")
     (folder / f"{kind}.bin").unlink()
     job = run()
-    before = job.state()
     with pytest.raises(FileNotFoundError) as caught:
         job.accelerator.load_state(str(folder))
-    assert codes(caught.value.ckpt_sentry, "error") == [f"{kind}_missing"]
-    assert unchanged(before, job.state())
-    assert agent.last() == caught.value.ckpt_sentry
+    report = caught.value.ckpt_sentry
+    assert all(torch.equal(value, wanted[key]) for key, value in job.models[0].state_dict().items())
+    assert (report.verdict, codes(report)) == ("failed", [f"{kind}_missing", "partly_overwritten"])
+    assert report.findings[1].text.startswith("The model is whole, and only training state is lacking.")
+    assert agent.last() == report
+
+
+def test_a_missing_optimizer_is_started_anew_as_the_report_says(agent: Agent, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "state", trained=0)
+    with pytest.raises(FileNotFoundError) as caught:
+        run().accelerator.load_state(str(folder))
+    assert caught.value.ckpt_sentry.findings[0].next == (
+        "To start it anew, call load_state before the optimizer is prepared."
+    )
+    job = run(trained=0)
+    job.accelerator.load_state(str(folder))
+    job.accelerator.prepare(torch.optim.AdamW(job.models[0].parameters()))
+    assert (agent.last().verdict, codes(agent.last())) == ("ok", [])
+
+
+def test_nothing_that_was_prepared_is_nothing_that_was_loaded(agent: Agent, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "state")
+    run(()).accelerator.load_state(str(folder))
+    assert (agent.last().verdict, codes(agent.last())) == ("no_op", ["nothing_prepared"])
+    assert agent.last().findings[0].text == (
+        f"Nothing was prepared: model.safetensors, optimizer.bin, scheduler.bin of {folder} stay unread."
+    )
+    agent.mode("strict")
+    with pytest.raises(LowCoverageError, match="Nothing was prepared"):
+        run(()).accelerator.load_state(str(folder))
+
+
+def test_a_folder_without_states_leaves_nothing_unread(agent: Agent, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "state", ())
+    run(()).accelerator.load_state(str(folder))
+    assert (agent.last().verdict, agent.last().findings) == ("ok", ())
+
+
+class Counter:
+    """
+    An object with a state of its own.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        if self.count < 0:
+            raise ArithmeticError("no state for this one")
+        self.count = state["count"]
+
+
+def counting(job: Run, count: int = 0) -> Run:
+    counter = Counter()
+    counter.count = count
+    job.accelerator.register_for_checkpointing(counter)
+    return job
+
+
+def test_registered_objects_are_a_part_of_the_load(agent: Agent, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "state")
+    with pytest.raises(RuntimeError, match="Number of custom checkpoints") as caught:
+        counting(run()).accelerator.load_state(str(folder))
+    report = caught.value.ckpt_sentry
+    assert (report.verdict, codes(report)) == ("failed", ["custom_missing", "partly_overwritten"])
+    assert report.findings[0].next == "To start them anew, call register_for_checkpointing after load_state."
+    job = run()
+    job.accelerator.load_state(str(folder))
+    counting(job)
+    assert agent.last().verdict == "ok"
+
+
+def test_a_registered_object_that_raises_ends_the_load(agent: Agent, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CKPT_SENTRY", "0")
+        counting(run()).accelerator.save_state(str(tmp_path / "state"))
+    with pytest.raises(ArithmeticError) as caught:
+        counting(run(), -1).accelerator.load_state(str(tmp_path / "state"))
+    report = caught.value.ckpt_sentry
+    assert (report.verdict, codes(report)) == ("failed", ["rank_raised", "partly_overwritten"])
+    assert report == agent.last()
+
+
+def test_a_folder_that_is_not_there_is_a_load_that_failed(agent: Agent, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="folder does not exist") as caught:
+        run().accelerator.load_state(str(tmp_path / "none"))
+    report = caught.value.ckpt_sentry
+    assert (report.verdict, report.path, codes(report)) == ("failed", str(tmp_path / "none"), ["path_missing"])
+    assert agent.reports() == [report]
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_the_newest_of_no_folders(agent: Agent, tmp_path: Path, *, is_there: bool) -> None:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    project = ProjectConfiguration(project_dir=str(tmp_path), automatic_checkpoint_naming=True)
+    accelerator = Accelerator(cpu=True, project_config=project)
+    accelerator.prepare(Net())
+    if is_there:
+        (tmp_path / "checkpoints").mkdir()
+    with pytest.raises((IndexError, FileNotFoundError)):
+        accelerator.load_state()
+    assert (agent.last().path, codes(agent.last())) == (
+        str(tmp_path / "checkpoints"),
+        ["no_checkpoint_files" if is_there else "path_missing"],
+    )
+
+
+def test_the_newest_folder_is_named(agent: Agent, tmp_path: Path) -> None:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    project = ProjectConfiguration(project_dir=str(tmp_path), automatic_checkpoint_naming=True)
+    accelerator = Accelerator(cpu=True, project_config=project)
+    accelerator.prepare(Net())
+    accelerator.save_state()
+    accelerator.save_state()
+    accelerator.load_state()
+    report = agent.last()
+    assert (report.verdict, report.path) == ("ok", str(tmp_path / "checkpoints" / "checkpoint_1"))
+
+
+FILES = {
+    "lfs_pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n",
+    "html_page": b"<!DOCTYPE html><html><body>404</body></html>",
+    "truncated_file": None,
+    "empty_file": b"",
+}
+
+
+@pytest.mark.parametrize("code", FILES)
+@pytest.mark.parametrize("mode", ["1", "observe", "strict"])
+def test_a_file_that_is_something_else_keeps_the_loaders_exception(
+    agent: Agent, tmp_path: Path, code: str, mode: str
+) -> None:
+    file = saved(tmp_path / "state") / "model.safetensors"
+    content = FILES[code]
+    file.write_bytes(file.read_bytes()[:-100] if content is None else content)
+    agent.mode(mode)
+    with pytest.raises(SafetensorError) as caught:
+        run().accelerator.load_state(str(file.parent))
+    report = caught.value.ckpt_sentry
+    assert (report.verdict, codes(report), report.coverage) == ("failed", [code], None)
+
+
+def test_a_model_that_a_hook_takes_over_is_not_compared(agent: Agent, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "state")
+    job = run()
+
+    def take_over(models: list[nn.Module], input_dir: str) -> None:
+        models.pop().load_state_dict(in_module(load_file(Path(input_dir) / "model.safetensors")), strict=False)
+
+    job.accelerator.register_load_state_pre_hook(take_over)
+    job.accelerator.load_state(str(folder))
+    inner, whole = agent.reports()
+    assert (inner.entry_point, inner.verdict) == ("Module.load_state_dict", "no_op")
+    assert (whole.verdict, whole.coverage, codes(whole, "info")) == ("ok", None, ["not_compared"])
+
+
+def test_a_hook_that_raises_ends_the_load(agent: Agent, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "state")
+    job = run()
+
+    def refuse(_models: list[nn.Module], _input_dir: str) -> None:
+        raise LookupError("not this one")
+
+    job.accelerator.register_load_state_pre_hook(refuse)
+    with pytest.raises(LookupError):
+        job.accelerator.load_state(str(folder))
+    assert (agent.last().verdict, codes(agent.last())) == ("failed", ["rank_raised"])
+
+
+@pytest.mark.parametrize(
+    ("content", "missing"),
+    [
+        ({"step": 1}, "random_state, numpy_random_seed, torch_manual_seed"),
+        ({"random_state": random.getstate(), "numpy_random_seed": 0}, "torch_manual_seed"),
+    ],
+    ids=["none", "some"],
+)
+def test_states_of_generators_that_are_not_whole_are_said(
+    agent: Agent, tmp_path: Path, content: dict[str, object], missing: str
+) -> None:
+    folder = saved(tmp_path / "state")
+    torch.save(content, folder / "random_states_0.pkl")
+    run().accelerator.load_state(str(folder))
+    assert codes(agent.last()) == ["rng_missing"]
+    assert agent.last().findings[0].text.startswith(f"random_states_0.pkl lacks {missing}: ")
+
+
+def test_a_scaler_that_nobody_asks_for_is_said(agent: Agent, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "state")
+    torch.save({}, folder / "scaler.pt")
+    torch.save({}, folder / "dl_state_dict.bin")
+    run().accelerator.load_state(str(folder))
+    assert (agent.last().verdict, codes(agent.last())) == ("ok", ["loader_extra", "scaler_extra"])
 
 
 def test_what_was_saved_for_more_is_said(agent: Agent, tmp_path: Path) -> None:
@@ -206,6 +402,7 @@ def test_a_late_failure_says_what_was_overwritten(agent: Agent, tmp_path: Path) 
         ["unknown_format", "partly_overwritten"],
     )
     assert report.findings[1].text == (
+        "The model is whole, and only training state is lacking. "
         "Overwritten before it failed: model, optimizer.bin. What comes after is as it was."
     )
     assert agent.last() == report
