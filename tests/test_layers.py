@@ -37,8 +37,3 @@ def test_nothing_but_the_targets_names_torch_or_a_framework() -> None:
         if path.relative_to(PACKAGE).parts[0] != "targets" and hosts & imported(path)
     }
     assert outside == set()
-
-
-def test_modules_are_short() -> None:
-    lengths = {str(path.relative_to(PACKAGE)): len(path.read_text().splitlines()) for path in PACKAGE.rglob("*.py")}
-    assert {name: length for name, length in lengths.items() if length >= 400} == {}
