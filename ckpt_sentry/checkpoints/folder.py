@@ -8,8 +8,9 @@ index are read in the order of their names, and of a key in two of them the last
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
@@ -27,6 +28,10 @@ SAFETENSORS: Final = "model.safetensors"
 
 _COMPARED: Final = 16
 _MAX_LISTED: Final = 1_000
+_ROUNDING: Final = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+"""The relative step between numbers of a type, by which a value may differ once it was rounded to it."""
+_TINY: Final = 2.0**-24
+"""What float16 can still tell from 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +118,7 @@ def _is_dcp(path: str) -> bool:
 
 def _single(path: str, file: str, beside: Sequence[str] = ()) -> Choice:
     chosen = state_file.read(file)
-    return _union(path, "file", (chosen,), _other_files(path, chosen, beside))
+    return _union(path, "file", (chosen,), _beside(path, chosen, beside))
 
 
 def _index(path: str, file: str) -> Choice:
@@ -190,32 +195,38 @@ def _refused_metadata(file: StateFile) -> Finding | None:
     return Finding("metadata_format", "error", text, step)
 
 
-def _other_files(path: str, chosen: StateFile, beside: Sequence[str]) -> list[Finding]:
+def _beside(path: str, chosen: StateFile, names: Iterable[str]) -> Iterator[Finding]:
+    others = [os.path.join(path, name) for name in names]
+    return ignored("accelerate", chosen.path, (chosen,), others, lambda other: f"pass {shown(other)}")
+
+
+def ignored(
+    reader: str, name: str, chosen: Sequence[StateFile], others: Iterable[str], way: Callable[[str], str | None]
+) -> Iterator[Finding]:
     """
-    Say which files beside the chosen one are ignored: a warning where their content differs, else only information.
+    Say which files (or indexes) beside the chosen ones a library ignores: a warning where their content differs, else
+    only information.
+
+    Args:
+        reader: the library.
+        name: the path of the chosen file or index; `chosen` is what it holds.
+        way: how the library is made to read another of these paths, if it can be.
     """
-    found = []
-    for name in beside:
-        other = os.path.join(path, name)
+    for other in others:
         files = _files(other)
         if files is None:
             continue
-        newer = os.path.getmtime(other) > os.path.getmtime(chosen.path)
-        text = (
-            f"accelerate reads {_name(chosen.path)} and ignores {'the newer ' if newer else ''}{shown(name)} beside it"
-        )
+        newer = os.path.getmtime(other) > os.path.getmtime(name)
+        text = f"{reader} reads {_name(name)} and ignores {'the newer ' if newer else ''}{_name(other)} beside it"
         if not all(file.readable for file in files):
-            found.append(Finding("wrong_file_preferred", "info", f"{text}, which cannot be read anyway"))
-        elif not chosen.readable:
-            found.append(
-                Finding("wrong_file_preferred", "warning", f"{text}, which can be read", f"pass {shown(other)}")
-            )
+            yield Finding("wrong_file_preferred", "info", f"{text}, which cannot be read anyway")
+        elif not all(file.readable for file in chosen):
+            yield Finding("wrong_file_preferred", "warning", f"{text}, which can be read", way(other))
         elif _same_content(chosen, files):
-            found.append(Finding("wrong_file_preferred", "info", f"{text}; both hold the same"))
+            yield Finding("wrong_file_preferred", "info", f"{text}; both hold the same")
         else:
-            step = f"pass {shown(other)}, or remove the file that is out of date"
-            found.append(Finding("wrong_file_preferred", "warning", f"{text}; their contents differ", step))
-    return found
+            step = ", or ".join(filter(None, (way(other), "remove the file that is out of date")))
+            yield Finding("wrong_file_preferred", "warning", f"{text}; their contents differ", step)
 
 
 def _files(path: str) -> tuple[StateFile, ...] | None:
@@ -229,22 +240,40 @@ def _files(path: str) -> tuple[StateFile, ...] | None:
     return index_.shards(index) or None
 
 
-def _same_content(chosen: StateFile, others: Sequence[StateFile]) -> bool:
+def _same_content(chosen: Sequence[StateFile], others: Sequence[StateFile]) -> bool:
     """
     Compare the names and shapes of all tensors and sampled values of some of them, spread evenly.
     """
-    slots = {key: slot for file in others for key, slot in file.slots.items()}
+    mine, theirs = _slots(chosen), _slots(others)
     # A tied name may be left out of the one that cannot express ties.
-    names = chosen.slots.keys() - chosen.inventory.ties.keys()
+    names = mine.keys() - {key for file in chosen for key in file.inventory.ties}
     tied = {key for file in others for key in file.inventory.ties}
-    if not names <= slots.keys() or not slots.keys() - tied <= chosen.slots.keys():
+    if not names <= theirs.keys() or not theirs.keys() - tied <= mine.keys():
         return False
-    shared = [key for key in sorted(names) if can_sample(chosen.slots[key]) and can_sample(slots[key])]
-    if any(chosen.slots[key].shape != slots[key].shape for key in names):
+    shared = [key for key in sorted(names) if can_sample(mine[key]) and can_sample(theirs[key])]
+    if any(mine[key].shape != theirs[key].shape for key in names):
         return False
     with Sampler() as sampler:
         picked = shared[:: max(1, len(shared) // _COMPARED)]
-        return all(repr(sampler.sample(chosen.slots[key])) == repr(sampler.sample(slots[key])) for key in picked)
+        return all(_alike(sampler, mine[key], theirs[key]) for key in picked)
+
+
+def _slots(files: Iterable[StateFile]) -> dict[str, Slot]:
+    return {key: slot for file in files for key, slot in file.slots.items()}
+
+
+def _alike(sampler: Sampler, one: Slot, other: Slot) -> bool:
+    """
+    Whether sampled values are equal, as far as the coarser of two types of floating-point numbers tells them apart.
+    """
+    first, second = sampler.sample(one).values, sampler.sample(other).values
+    if one.dtype == other.dtype or not {one.dtype, other.dtype} <= _ROUNDING.keys():
+        return repr(first) == repr(second)
+    unit = max(_ROUNDING[one.dtype], _ROUNDING[other.dtype])
+    return all(
+        math.isclose(*pair, rel_tol=unit, abs_tol=_TINY) or pair[0] != pair[0]
+        for pair in zip(first, second, strict=True)
+    )
 
 
 def _name(path: str) -> str:

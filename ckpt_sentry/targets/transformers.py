@@ -48,7 +48,7 @@ def _begin(_original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     from ckpt_sentry.targets import transformers_judge
 
     name = args[1] if len(args) > 1 else kwargs.get("pretrained_model_name_or_path")
-    return transformers_judge.begin(args[0], name, kwargs.get("key_mapping"))
+    return transformers_judge.begin(args[0], name, kwargs.get("key_mapping"), kwargs.get("variant"))
 
 
 @contained("transformers.end")

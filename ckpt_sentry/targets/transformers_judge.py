@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry import config, loads
 from ckpt_sentry.audit.examine import examine
-from ckpt_sentry.audit.findings import renaming
+from ckpt_sentry.audit.findings import anew, renaming
 from ckpt_sentry.audit.fold import folds, key_list
 from ckpt_sentry.audit.inventory import Entry, Inventory
 from ckpt_sentry.audit.policy import Policy
@@ -23,7 +23,7 @@ from ckpt_sentry.checkpoints.paths import mask
 from ckpt_sentry.checkpoints.step import find_step
 from ckpt_sentry.errors import LowCoverageError
 from ckpt_sentry.render.note import note
-from ckpt_sentry.targets import accelerate_text, module_facts, proof, transformers_names
+from ckpt_sentry.targets import accelerate_text, module_facts, proof, transformers_files, transformers_names
 from ckpt_sentry.targets.exceptions import INTERRUPTS, attach, describe
 from ckpt_sentry.targets.module_report import SOMETHING
 
@@ -43,7 +43,7 @@ _MOST_FILES: Final = 256
 """Shards whose headers are read: of a checkpoint with more the loading info says enough."""
 
 
-def begin(model_class: Any, name: Any, key_mapping: Any = None) -> Load | None:
+def begin(model_class: Any, name: Any, key_mapping: Any = None, variant: Any = None) -> Load | None:
     """
     Open the load of `model_class.from_pretrained(name)`. The name is a folder, or one on the hub.
     """
@@ -56,6 +56,7 @@ def begin(model_class: Any, name: Any, key_mapping: Any = None) -> Load | None:
     if load is not None:
         load.notes["folder"] = local
         load.notes["renamed"] = tuple(map(str, key_mapping or ()))
+        load.notes["variant"] = None if variant is None else str(variant)
         load.facts = replace(load.facts, step=step.value if step else None, step_source=step.source if step else None)
     return load
 
@@ -102,6 +103,7 @@ def note_info(load: Load, model: Any, load_config: Any, info: Any) -> None:
         missing |= mismatched.keys()
     if missing and _is_new_head(model, wanted, missing):
         _welcome(load, missing)
+    _look_beside(load)
     _prove(load, model, load_config, {*info.missing_keys, *mismatched})
 
 
@@ -142,11 +144,12 @@ def _failed(load: Load, error: BaseException) -> None:
     described = describe(error, load.phase)
     if not isinstance(error, INTERRUPTS):
         found = [finding for file in _state_files(load) for finding in file.findings if finding.level == "error"]
+        beside = [*_beside(load)] if found else []
         if not found and load.phase == "setup" and load.notes.get("folder"):
             # No file was chosen: say what lies there instead.
             found = [finding for finding in folder.choose(load.notes["folder"]).findings if finding.level == "error"]
         if found:
-            load.facts = load.facts.with_findings(found[:_SHOWN])
+            load.facts = load.facts.with_findings([*found[:_SHOWN], *beside])
         elif not any(finding.level == "error" for finding in load.facts.findings):
             text = f"{described.type}: {described.message}"
             load.facts = load.facts.with_findings([Finding("rank_raised", "error", text)])
@@ -165,6 +168,24 @@ def _state_files(load: Load) -> Sequence[StateFile]:
         files = load.notes.get("files", ())
         known = load.notes["state_files"] = [state_file.read(file) for file in files[:_MOST_FILES]]
     return known
+
+
+def _look_beside(load: Load) -> None:
+    """
+    Say what lies beside the files; before what is missing, which may be there.
+    """
+    found = list(_beside(load))
+    known = load.facts.findings
+    if any(finding.level == "warning" for finding in found):
+        load.facts = replace(load.facts, findings=(*found, *anew(known, None)))
+    else:
+        load.facts = load.facts.with_findings(found)
+
+
+def _beside(load: Load) -> Iterator[Finding]:
+    is_local = load.notes.get("folder") is not None
+    if is_local or len(load.notes.get("files", ())) > 1:
+        yield from transformers_files.findings(_state_files(load), load.notes.get("variant"), is_local=is_local)
 
 
 def _summary(load: Load, checkpoint: Inventory) -> CheckpointSummary:
