@@ -18,6 +18,8 @@ from ckpt_sentry.audit.inventory import Entry
 from ckpt_sentry.audit.rule import KNOWN, Rule, Swap
 
 _NUMBER = re.compile(r"(?:^|(?<=\.))[0-9]+(?=\.|$)")
+_LETTER: Final = re.compile(r"(?:(?<=_)|^w?)([a-z])(?=_|$)")
+_WORD: Final = re.compile(r"[a-z]+")
 _SAMPLED_KEYS: Final = 16_384
 _PATTERNS: Final = 96
 _MODEL_PATTERNS: Final = 768
@@ -177,7 +179,7 @@ def swaps(base: Rule, sides: Sides, taken: Samples, targets: Mapping[str, str | 
             places.setdefault(pair, set()).add(last)
             weights[pair] += pattern.weight
     votes = [
-        Vote(Swap(old, new, last=places[old, new] == {True}), (old, new) in KNOWN, weight, _likeness(old, new))
+        Vote(Swap(old, new, last=places[old, new] == {True}), (old, new) in KNOWN, weight, likeness(old, new))
         for (old, new), weight in weights.items()
     ]
     return sorted(votes, key=lambda vote: (not vote.known, -vote.weight, -vote.likeness, vote.swap))
@@ -228,13 +230,52 @@ def _is_number(part: str) -> bool:
 
 
 @cache
-def _likeness(old: str, new: str) -> float:
+def likeness(old: str, new: str) -> float:
     """
-    Say how much two names look alike: `wq` and `q_proj` share a first letter, `w` and `weight` a beginning.
+    Say how much two names look alike: `attn` and `attention` share their letters, `key` begins with the letter that
+    `to_k` and `wk` end in.
     """
     inside = 0.5 if old in new or new in old else 0.0
     initial = 0.2 if new[:1] in old or old[:1] in new else 0.0
-    return SequenceMatcher(None, old, new, autojunk=False).ratio() + inside + initial
+    abbreviated = 0.6 if _abbreviates(old, new) or _abbreviates(new, old) else 0.0
+    return SequenceMatcher(None, old, new, autojunk=False).ratio() + inside + initial + abbreviated
+
+
+def _abbreviates(short: str, long: str) -> bool:
+    """
+    Tell whether a name ends or begins with a single letter that a word of the other one begins with.
+    """
+    letters = _LETTER.findall(short.lower())
+    # A letter that stands alone on both sides is the better sign, and shared letters tell that.
+    words = [word for word in _WORD.findall(long.lower()) if len(word) > 1 or word in letters]
+    return any(word.startswith(letter) for letter in letters for word in words)
+
+
+def stretches(taken: Samples, mapping: Mapping[str, str]) -> list[tuple[str, str]]:
+    """
+    Give the components that may stand for several of the model's, where keys are left that `mapping` does not lead
+    anywhere; those with the most evidence first.
+    """
+    votes: Counter[tuple[str, str]] = Counter()
+    led = {_NUMBER.sub("#", target) for target in mapping.values()}
+    left = [pattern for pattern in taken.missing[:_PATTERNS] if ".".join(pattern.parts) not in led]
+    for pattern in taken.unexpected:
+        if pattern.key not in mapping:
+            votes.update({pair: pattern.weight for pair in (_stretch(pattern, other) for other in left) if pair})
+    ranked = sorted(votes.items(), key=lambda item: (-item[1], -likeness(*item[0]), item[0]))
+    return [pair for pair, _ in ranked[:_MOST_SWAPS]]
+
+
+def _stretch(mine: Pattern, other: Pattern) -> tuple[str, str] | None:
+    """
+    Give the one component of a key, and the several of another, that tell the two keys apart.
+    """
+    more = len(other.parts) - len(mine.parts)
+    for place, part in enumerate(mine.parts):
+        before, after = mine.parts[:place], mine.parts[place + 1 :]
+        if more > 0 and part != "#" and (before, after) == (other.parts[:place], other.parts[place + 1 + more :]):
+            return part, ".".join(other.key.split(".")[place : place + 1 + more])
+    return None
 
 
 def strangers(taken: Samples) -> tuple[list[str], list[str]]:

@@ -8,8 +8,9 @@ dropped.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from typing import Final, NamedTuple
@@ -21,7 +22,7 @@ from ckpt_sentry.audit.diff import Diff
 from ckpt_sentry.audit.fold import key_list
 from ckpt_sentry.audit.inventory import Entry, Inventory
 from ckpt_sentry.audit.report import Rename
-from ckpt_sentry.audit.rule import WRAPPERS, Kind, Rule, Swap, without
+from ckpt_sentry.audit.rule import FORMS, WRAPPERS, Form, Kind, Rule, Swap, without
 
 _AGREEING: Final = 4
 """Keys that must agree for each that contradicts, or there is no rule at all."""
@@ -196,7 +197,8 @@ class _Search:
 
     def _ranked(self) -> list[_Trial]:
         mapped = [trial for trial in self._tried.values() if trial.mapping]
-        return sorted(mapped, key=lambda trial: (-trial.score, trial.rule.steps))
+        # Among rules that do as much, names decide.
+        return sorted(mapped, key=lambda trial: (-trial.score, trial.rule.steps, -_likeness(trial.rule)))
 
     def _is_improvable(self) -> bool:
         return self._is_incomplete() or self._ranked()[0].rule.steps > 1
@@ -222,7 +224,12 @@ class _Search:
         return trial
 
     def _wrappers(self) -> Rule:
-        return Rule(dropped=_occurring(self._sides.unexpected), inserted=_occurring(self._sides.missing))
+        sides = self._sides
+        return Rule(
+            dropped=_occurring(sides.unexpected),
+            inserted=_occurring(sides.missing),
+            forms=tuple(_forms(self._samples)),
+        )
 
     def _under(self, wrappers: Rule) -> None:
         """
@@ -234,15 +241,18 @@ class _Search:
         sides = _without_wrappers(self._sides, wrappers)
         taken = align.samples(sides.unexpected, sides.missing)
         for rule in align.prefixes(sides, taken):
-            self._fewest(replace(rule, dropped=wrappers.dropped, inserted=wrappers.inserted))
+            self._fewest(replace(wrappers, remove=rule.remove, add=rule.add))
         if self._is_incomplete():
             self._compare_components(wrappers, sides, taken)
 
     def _fewest(self, rule: Rule) -> _Trial:
         """
-        Try a rule with all of its wrappers, then take away those that nothing depends on.
+        Try a rule with all of its wrappers and forms, then take away those that nothing depends on.
         """
         best = self._try(rule)
+        for form in rule.forms:
+            less = self._try(replace(best.rule, forms=tuple(other for other in best.rule.forms if other != form)))
+            best = less if less.score >= best.score else best
         for name in rule.dropped:
             less = self._try(replace(best.rule, dropped=tuple(other for other in best.rule.dropped if other != name)))
             best = less if less.score >= best.score else best
@@ -255,11 +265,11 @@ class _Search:
         targets = {key: key for key in sides.missing}
         for base in align.bases(taken):
             votes = align.swaps(base, sides, taken, targets)
-            start = replace(base, dropped=wrappers.dropped, inserted=wrappers.inserted)
+            start = replace(wrappers, remove=base.remove, add=base.add)
             chosen = _choose(votes)
             if not chosen:
                 continue
-            best = self._grow(start, chosen)
+            best = self._stretch(self._grow(start, chosen), taken)
             for other in _alternatives(best.rule.swaps, votes):
                 self._try(replace(best.rule, swaps=other))
 
@@ -272,6 +282,18 @@ class _Search:
             fewer = tuple(other for other in best.rule.swaps if other != swap)
             less = self._try(replace(best.rule, swaps=fewer))
             best = less if less.score >= best.score else best
+        return best
+
+    def _stretch(self, best: _Trial, taken: Samples) -> _Trial:
+        """
+        Try to add swaps of one component for several, as of `proj_attn` for `to_out.0`, for the keys that are left.
+        """
+        if best.score == self._all or not best.mapping:
+            return best
+        for old, new in align.stretches(taken, best.mapping):
+            if all(old != swap.old for swap in best.rule.swaps):
+                more = self._try(replace(best.rule, swaps=(*best.rule.swaps, Swap(old, new, last=False))))
+                best = more if more.score > best.score else best
         return best
 
     def _strangers(self) -> Iterator[Rule]:
@@ -287,18 +309,33 @@ def _occurring(keys: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in WRAPPERS if f".{name}." in text or f"\n{name}." in text)
 
 
+def _forms(taken: Samples) -> Iterator[Form]:
+    """
+    Give the forms in which some keys of the checkpoint are, where the model has some in the other one.
+    """
+    for form in FORMS:
+        is_written = any(form.rewrite(pattern.key) != pattern.key for pattern in taken.unexpected)
+        if is_written and any(re.search(form.sign, pattern.key) for pattern in taken.missing):
+            yield form
+
+
+def _likeness(rule: Rule) -> float:
+    """
+    Say how much the names that a rule guesses look like those in whose place it puts them.
+    """
+    return sum(align.likeness(old, new) for old, new in rule.guesses)
+
+
 def _without_wrappers(sides: Sides, wrappers: Rule) -> Sides:
-    unexpected, checkpoint = _bare(sides.unexpected, sides.checkpoint, wrappers.dropped)
-    missing, model = _bare(sides.missing, sides.model, wrappers.inserted)
+    unexpected, checkpoint = _bare(sides.unexpected, sides.checkpoint, wrappers.bared())
+    missing, model = _bare(sides.missing, sides.model, without(wrappers.inserted))
     return Sides(unexpected, missing, checkpoint, model)
 
 
 def _bare(
-    keys: Sequence[str], entries: Mapping[str, Entry], wrappers: tuple[str, ...]
+    keys: Sequence[str], entries: Mapping[str, Entry], bared: Callable[[str], str]
 ) -> tuple[Sequence[str], Mapping[str, Entry]]:
-    if not wrappers:
-        return keys, entries
-    bare = list(map(without(wrappers), keys))
+    bare = list(map(bared, keys))
     return bare, dict(zip(bare, map(entries.__getitem__, keys), strict=True))
 
 

@@ -4,14 +4,15 @@ A rule that turns checkpoint keys into model keys: what it does, in code and in 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from ckpt_sentry.audit.escape import shown
 
-WRAPPERS: Final = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-"""Components that DistributedDataParallel, torch.compile, FSDP and activation checkpointing put into paths."""
+WRAPPERS: Final = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "base_layer")
+"""Components that DistributedDataParallel, torch.compile, FSDP, activation checkpointing and peft put into paths."""
 
 _SHORT_NAMES: Final = (("gamma", "weight"), ("beta", "bias"), ("w", "weight"), ("b", "bias"))
 KNOWN: Final = frozenset({*_SHORT_NAMES, *((new, old) for old, new in _SHORT_NAMES)})
@@ -30,17 +31,76 @@ class Swap(NamedTuple):
     last: bool
 
 
+class Form(NamedTuple):
+    """
+    One of two ways in which torch itself names the same tensors: how a key is written anew, and that in words.
+
+    `endings` are patterns of the end of a key, with what takes their place; `sign` is the end of some key in the other
+    form.
+    """
+
+    words: str
+    endings: tuple[tuple[str, str], ...]
+    sign: str
+
+    def rewrite(self, key: str) -> str:
+        """
+        Give the key in the other form, or as it is where it is in none.
+        """
+        for pattern, text in self.endings:
+            changed, count = re.subn(pattern, text, key)
+            if count:
+                return changed
+        return key
+
+
+_NAMED: Final = r"(^|\.)parametrizations\.([^.]+)\."
+_START: Final = r"(^|\.)([^.]+)"
+FORMS: Final = (
+    Form(
+        '".parametrizations.*.original0" becomes ".*_g", ".parametrizations.*.original1" becomes ".*_v" '
+        "(the two forms of torch's weight_norm)",
+        ((_NAMED + r"original0$", r"\1\2_g"), (_NAMED + r"original1$", r"\1\2_v")),
+        r"[^.]_g$",
+    ),
+    Form(
+        '".*_g" becomes ".parametrizations.*.original0", ".*_v" becomes ".parametrizations.*.original1" '
+        "(the two forms of torch's weight_norm)",
+        ((_START + r"_g$", r"\1parametrizations.\2.original0"), (_START + r"_v$", r"\1parametrizations.\2.original1")),
+        r"(^|\.)parametrizations\.[^.]+\.original0$",
+    ),
+    Form(
+        '".parametrizations.*.original" becomes ".*_orig", ".parametrizations.*.0._u" becomes ".*_u" and so on '
+        "(the two forms of torch's spectral_norm)",
+        ((_NAMED + r"original$", r"\1\2_orig"), (_NAMED + r"0\._([uv])$", r"\1\2_\3")),
+        r"[^.]_orig$",
+    ),
+    Form(
+        '".*_orig" becomes ".parametrizations.*.original", ".*_u" becomes ".parametrizations.*.0._u" and so on '
+        "(the two forms of torch's spectral_norm)",
+        (
+            (_START + r"_orig$", r"\1parametrizations.\2.original"),
+            (_START + r"_([uv])$", r"\1parametrizations.\2.0._\3"),
+        ),
+        r"(^|\.)parametrizations\.[^.]+\.original$",
+    ),
+)
+"""torch.nn.utils.weight_norm and spectral_norm, and those of torch.nn.utils.parametrizations."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """
     Steps from a checkpoint key to a model key, in this order.
 
-    Components `dropped` are removed from checkpoint keys and `inserted` where the model has them; then the prefix
-    `remove` becomes the prefix `add` (each ends with a dot, or is empty); then components are swapped.
+    Components `dropped` are removed from checkpoint keys and `inserted` where the model has them; keys in one of the
+    `forms` are written in the other; then the prefix `remove` becomes the prefix `add` (each ends with a dot, or is
+    empty); then components are swapped.
     """
 
     dropped: tuple[str, ...] = ()
     inserted: tuple[str, ...] = ()
+    forms: tuple[Form, ...] = ()
     remove: str = ""
     add: str = ""
     swaps: tuple[Swap, ...] = ()
@@ -50,7 +110,8 @@ class Rule:
         """
         The number of things that a person has to be told.
         """
-        return len(self.dropped) + len(self.inserted) + bool(self.remove) + bool(self.add) + len(self.swaps)
+        wrappers, prefixes = len(self.dropped) + len(self.inserted), bool(self.remove) + bool(self.add)
+        return wrappers + len(self.forms) + prefixes + len(self.swaps)
 
     @property
     def guesses(self) -> tuple[tuple[str, str], ...]:
@@ -67,7 +128,7 @@ class Rule:
             kinds.append("wrapper")
         if self.remove or self.add:
             kinds.append("prefix")
-        if self.swaps:
+        if self.swaps or self.forms:
             kinds.append("component")
         return kinds[0] if len(kinds) == 1 else "combined"
 
@@ -77,6 +138,7 @@ class Rule:
         """
         parts = [f'strip "{shown(name)}." wherever it stands' for name in self.dropped]
         parts += [f'insert "{shown(name)}." where the model has it' for name in self.inserted]
+        parts += [form.words for form in self.forms]
         if self.remove and self.add:
             parts.append(f'the prefix "{shown(self.remove)}" becomes "{shown(self.add)}"')
         elif self.remove:
@@ -101,6 +163,23 @@ class Rule:
             found[bare] = None if bare in found else key
         return found
 
+    def bared(self) -> Callable[[str], str]:
+        """
+        Give the function that takes the wrappers out of a checkpoint key and writes it in the other form.
+        """
+        drop, forms = without(self.dropped), self.forms
+        if not forms:
+            return drop
+
+        def bare(key: str) -> str:
+            key = drop(key)
+            for form in forms:
+                if (other := form.rewrite(key)) != key:
+                    return other
+            return key
+
+        return bare
+
     def apply(self, keys: Iterable[str], targets: Mapping[str, str | None]) -> Iterator[tuple[str, str]]:
         """
         Yield (checkpoint key, model key) for each key that the rule leads to a target.
@@ -108,9 +187,9 @@ class Rule:
         A key without the prefix is tried as it is, and one with it also without the change of prefix: a prefix may
         stand before a part of the keys only.
         """
-        drop, swap = without(self.dropped), _swapper(self.swaps)
+        bared, swap = self.bared(), _swapper(self.swaps)
         for key in keys:
-            bare = drop(key)
+            bare = bared(key)
             changed = self.add + bare[len(self.remove) :] if bare.startswith(self.remove) else bare
             target = targets.get(swap(changed))
             if target is None and self.swaps and changed is not bare:

@@ -4,8 +4,9 @@ What a loader wants filled in a module: its inventory, and what the module's cla
 
 from __future__ import annotations
 
+import itertools
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -19,26 +20,59 @@ if TYPE_CHECKING:
 _WRAPPED: Final = {"OptimizedModule": "_orig_mod", "DistributedDataParallel": "module"}
 """Whose child `set_model_state_dict` leaves out of the names (torch/distributed/checkpoint/state_dict.py:189)."""
 _CHECKPOINT_WRAPPER: Final = "_checkpoint_wrapped_module."
+_FSDP_WRAPPER: Final = "_fsdp_wrapped_module."
+_SHARDED: Final = "FullyShardedDataParallel"
+_FLAT: Final = "_flat_param"
 _USUAL: Final = PLAIN | {type(None)}
 _QUANTIZED: Final = frozenset({"Int8Params", "FP4Params", "Params4bit", "QTensor", "QBitsTensor"})
-_ADAPTER: Final = ("lora_", "ia3_", "vera_", "adapter_", "prompt_encoder", "prompt_embeddings", "modules_to_save")
+_ADAPTER: Final = (
+    *("lora_", "ia3_", "vera_", "hada_", "lokr_", "adapter_", "trainable_tokens_"),
+    *("prompt_encoder", "prompt_embeddings", "modules_to_save"),
+)
 _COUNTERS: Final = "num_batches_tracked"
 """Batch normalization counts batches since torch 0.4.1; older checkpoints lack it and load well (batchnorm.py:109)."""
 
 
 def inventory(model: torch.nn.Module) -> Inventory:
     """
-    The persistent state of a model under the names of its state dict, where activation checkpointing leaves no trace.
+    The persistent state of a model under the names of its state dict, where activation checkpointing and FSDP leave no
+    trace. What FSDP (the first version) holds in a flat parameter is there under its own names and shapes.
     """
     found = module_facts.model_inventory(model)
-    if not any(_CHECKPOINT_WRAPPER in name for name in found.entries):
+    if not any(wrapper in name for name in found.entries for wrapper in (_CHECKPOINT_WRAPPER, _FSDP_WRAPPER)):
         return found
-    entries = {name.replace(_CHECKPOINT_WRAPPER, ""): entry for name, entry in found.entries.items()}
-    ties = {
-        name.replace(_CHECKPOINT_WRAPPER, ""): owner.replace(_CHECKPOINT_WRAPPER, "")
-        for name, owner in found.ties.items()
-    }
+    entries = {bare(name): entry for name, entry in found.entries.items() if not name.endswith(_FLAT)}
+    ties = {bare(name): bare(owner) for name, owner in found.ties.items() if not name.endswith(_FLAT)}
+    for path, part in module_facts.parts_of(model):
+        flat = getattr(part.__dict__.get("_handle"), "flat_param", None)
+        if flat is not None and type(part).__name__ == _SHARDED:
+            _unflatten(flat, bare(f"{path}.") if path else "", entries, ties)
     return Inventory(entries, ties)
+
+
+def _unflatten(flat: Any, prefix: str, entries: dict[str, Entry], ties: dict[str, str]) -> None:
+    """
+    Add what a flat parameter stands for (torch/distributed/fsdp/_flat_param.py: `_fqns`, `_shapes`).
+    """
+    dtype = str(flat.dtype).removeprefix("torch.")
+    for name, shape in zip(flat._fqns, flat._shapes, strict=True):
+        entries[prefix + bare(name)] = Entry(tuple(shape), dtype)
+    for shared in flat._shared_param_infos or ():
+        name, owner = (
+            prefix + bare(f"{path}.{leaf}" if path else leaf)
+            for path, leaf in (
+                (shared.module_name, shared.param_name),
+                (shared.prim_module_name, shared.prim_param_name),
+            )
+        )
+        entries[name], ties[name] = entries[owner], owner
+
+
+def bare(name: str) -> str:
+    """
+    A name without the components of wrappers that `state_dict` leaves out.
+    """
+    return name.replace(_CHECKPOINT_WRAPPER, "").replace(_FSDP_WRAPPER, "")
 
 
 def quantized(model: torch.nn.Module) -> frozenset[str]:
@@ -72,7 +106,7 @@ def is_sharded(model: torch.nn.Module) -> bool:
     """
     Whether FSDP (the first version) wraps a part: then `state_dict` is a collective, and not ours to call.
     """
-    return any(type(module).__name__ == "FullyShardedDataParallel" for _, module in module_facts.parts_of(model))
+    return any(type(module).__name__ == _SHARDED for _, module in module_facts.parts_of(model))
 
 
 def bare_names(model: torch.nn.Module, names: Iterable[str]) -> dict[str, str]:
@@ -82,8 +116,15 @@ def bare_names(model: torch.nn.Module, names: Iterable[str]) -> dict[str, str]:
     cut = set()
     for path, module in module_facts.parts_of(model):
         if (child := _WRAPPED.get(type(module).__name__)) is not None:
-            cut.add(f"{path}.{child}".lstrip(".").replace(_CHECKPOINT_WRAPPER, ""))
-    return {bare: name for name in names if (bare := _without(name, cut)) != name} if cut else {}
+            cut.add(bare(f"{path}.{child}".lstrip(".")))
+    return {short: name for name in names if (short := _without(name, cut)) != name} if cut else {}
+
+
+def wrapped_child(model: torch.nn.Module) -> str | None:
+    """
+    The name under which a wrapper holds the model whose names `set_model_state_dict` takes; None of any other module.
+    """
+    return _WRAPPED.get(type(model).__name__)
 
 
 def _without(name: str, cut: Collection[str]) -> str:
@@ -100,17 +141,19 @@ def without_needless(model: torch.nn.Module, wanted: Inventory, supplied: Mappin
     What is wanted, without the keys that may be missing by the model's own word, where they are missing.
 
     Those are the patterns in `_keys_to_ignore_on_load_missing` (transformers), counters of batches, state that is no
-    tensor, and of a PEFT model that is given an adapter all but its adapter. State of a kind that is not known before
+    tensor, and of a PEFT model that is given an adapter all but that adapter. State of a kind that is not known before
     (`_extra_state`, the parameters of a lazy module) is wanted as it is supplied.
     """
     patterns = _patterns(model, "_keys_to_ignore_on_load_missing")
-    is_adapter = _is_adapter(model, wanted, supplied)
+    is_other = _other_than_adapter(model, wanted, supplied)
+    # Where no name fits, the counters are there under other names as well as the rest.
+    counts = not any(name in wanted.entries for name in supplied) and any(name.endswith(_COUNTERS) for name in supplied)
 
     def needless(name: str, entry: Entry) -> bool:
         return (
             entry.shape is None
-            or name.endswith(_COUNTERS)
-            or (is_adapter and not _names_adapter(name))
+            or (name.endswith(_COUNTERS) and not counts)
+            or is_other(name)
             or any(pattern.search(name) for pattern in patterns)
         )
 
@@ -121,6 +164,13 @@ def without_needless(model: torch.nn.Module, wanted: Inventory, supplied: Mappin
         wanted = Inventory({**wanted.entries, **undecided}, wanted.ties)
     dropped = {name for name, entry in wanted.entries.items() if name not in supplied and needless(name, entry)}
     return _dropping(wanted, dropped) if dropped else wanted
+
+
+def is_counter(name: str) -> bool:
+    """
+    Whether a key is a counter of batches, which torch itself adds to a dict that lacks it.
+    """
+    return name.endswith(_COUNTERS)
 
 
 def ignores_unexpected(model: torch.nn.Module) -> Callable[[str], bool]:
@@ -153,10 +203,45 @@ def _patterns(model: torch.nn.Module, attribute: str) -> list[re.Pattern[str]]:
     return found
 
 
-def _is_adapter(model: torch.nn.Module, wanted: Inventory, supplied: Mapping[str, Entry]) -> bool:
+def _other_than_adapter(
+    model: torch.nn.Module, wanted: Inventory, supplied: Mapping[str, Entry]
+) -> Callable[[str], bool]:
+    """
+    The test whether a key is no part of the adapter that is supplied; never so where what is supplied is no adapter.
+
+    An adapter is one of those that the model knows by their names (`peft_config`), which stand in the keys.
+    """
     if not supplied or not all(map(_names_adapter, supplied)):
+        return _nothing
+    known = getattr(model, "peft_config", None)
+    if known is None and not any(map(_names_adapter, wanted.entries)):
+        return _nothing
+    names = frozenset(known) if isinstance(known, dict) else frozenset[str]()
+    given = {_adapter_in(key, names) for key in supplied if key in wanted.entries} - {None}
+    return lambda key: not _names_adapter(key) or (bool(given) and _adapter_in(key, names) not in {None, *given})
+
+
+def _adapter_in(key: str, names: Collection[str]) -> str | None:
+    """
+    The name of the adapter that a key is of: it stands behind the component that says what kind of adapter it is.
+    """
+    steps = itertools.pairwise(key.split("."))
+    return next((name for before, name in steps if name in names and _names_adapter(before)), None)
+
+
+def fills_prompt(model: torch.nn.Module, state_dict: Mapping[Any, Any]) -> bool:
+    """
+    Whether peft gives this dict to the model first, which has no use for it, and then itself to the encoder of its
+    prompt (peft/utils/save_and_load.py, `set_peft_model_state_dict`).
+    """
+    known = getattr(model, "peft_config", None)
+    if not isinstance(known, dict) or "prompt_embeddings" not in set(state_dict):
         return False
-    return hasattr(model, "peft_config") or any(map(_names_adapter, wanted.entries))
+    return any(getattr(one, "is_prompt_learning", False) is True for one in known.values())
+
+
+def _nothing(_name: str) -> bool:
+    return False
 
 
 def _names_adapter(name: str) -> bool:

@@ -2,8 +2,8 @@
 torch.nn: `Module.load_state_dict`, and `set_model_state_dict` of `torch.distributed.checkpoint.state_dict`.
 
 Everybody calls this all the time, so a load that lacks nothing costs a hash of its keys; the first of its kind in the
-process (class of the module, keys) is recorded, none is printed. One that lacks keys is examined and said, also once
-for each kind. What raises keeps its exception, with the report attached. A call from within another load, or from
+process (class of the module, keys) is recorded, none is printed. One that lacks keys is examined and said, once for
+each gap in a class of modules; loads that come in parts are judged as the whole (`module_parts`). What raises keeps its exception, with the report attached. A call from within another load, or from
 within `load_state_dict` itself, is part of that one.
 """
 
@@ -34,26 +34,30 @@ class Entry(NamedTuple):
     fills_gaps: bool
     """Whether it takes the module's own values for what the dict lacks, so that torch's lists do not tell."""
     remedy: str
-    """The call by which renamed keys are loaded; `{loosely}` is what says that a part will do."""
+    """The call by which renamed keys are loaded, into `{model}`; `{more}` are its further arguments."""
+    loosely: str = "load_state_dict(…, strict=False)"
+    """The call that takes a part."""
 
 
 MODULE: Final = Entry(
     "Module.load_state_dict",
     ("self", "state_dict", "strict", "assign"),
     fills_gaps=False,
-    remedy="model.load_state_dict(ckpt_sentry.unify_keys(state_dict, model){loosely})",
+    remedy="{model}.load_state_dict(ckpt_sentry.unify_keys(state_dict, {model}){more})",
 )
 FILE: Final = Entry(
     "safetensors.torch.load_model",
     ("model", "filename", "strict"),
     fills_gaps=False,
-    remedy="model.load_state_dict(ckpt_sentry.unify_keys(safetensors.torch.load_file(filename), model){loosely})",
+    remedy="{model}.load_state_dict(ckpt_sentry.unify_keys(safetensors.torch.load_file(filename), {model}){more})",
+    loosely="load_model(…, strict=False)",
 )
 MODEL: Final = Entry(
     "set_model_state_dict",
     ("model", "model_state_dict"),
     fills_gaps=True,
-    remedy="set_model_state_dict(model, ckpt_sentry.unify_keys(model_state_dict, model).state_dict)",
+    remedy="set_model_state_dict({model}, ckpt_sentry.unify_keys(model_state_dict, {model}).state_dict{more})",
+    loosely="set_model_state_dict(…, options=StateDictOptions(strict=False))",
 )
 
 

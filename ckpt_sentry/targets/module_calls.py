@@ -10,15 +10,23 @@ from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from torch import Tensor
+from torch import Tensor, distributed
 
 from ckpt_sentry import config, loads
 from ckpt_sentry.audit.findings import keys
 from ckpt_sentry.audit.report import Finding
 from ckpt_sentry.guard import contained
-from ckpt_sentry.targets import module_judge, module_report, provenance, torch_load
+from ckpt_sentry.targets import (
+    model_state,
+    module_facts,
+    module_judge,
+    module_parts,
+    module_report,
+    provenance,
+    torch_load,
+)
 from ckpt_sentry.targets.module import FILE
-from ckpt_sentry.targets.module_judge import Lists
+from ckpt_sentry.targets.module_judge import Lists, Offer
 from ckpt_sentry.unify import Unified, align
 
 if TYPE_CHECKING:
@@ -30,6 +38,8 @@ OBSERVER: Final = "module_observer"
 """The note of a load whose target wants to hear of each module filled within it: `Callable[[Call], object]`."""
 
 _TORCH_TEXT: Final = "Error(s) in loading state_dict for"
+_MISSING_TEXT: Final = "Missing key: "
+"""What `set_model_state_dict` itself says of a wrapped model (torch/distributed/checkpoint/state_dict.py:596)."""
 _inside: ContextVar[bool] = ContextVar("ckpt_sentry_module", default=False)
 _file: ContextVar[File | None] = ContextVar("ckpt_sentry_file", default=None)
 
@@ -49,8 +59,14 @@ class Call:
     is_assigning: bool
     token: Token[bool]
     observer: Callable[[Call], object] | None
-    offered: tuple[Any, ...] | None = None
-    """The dict's keys before the call, where it is known to change the dict."""
+    offer: Offer | None = None
+    """What the dict held before the call, where it is known to change the dict."""
+    broadcasts: bool = False
+    """Whether the first rank alone has the dict, and judges."""
+    is_listening: bool = False
+    """Whether this is one of the others."""
+    own: int = 0
+    """How many tensors of the dict are the module's own."""
     began: float = field(default_factory=time.perf_counter)
     lists: Lists | None = None
     aligned: Finding | None = None
@@ -68,11 +84,23 @@ class Call:
         """
         return module_judge.ASSIGNED if self.is_assigning else module_judge.COPIED
 
-    def remedy(self) -> str:
+    def remedy(self, *, loosely: bool = False) -> str:
         """
-        The call by which keys under other names are loaded, as strictly as this one.
+        The call by which keys under other names are loaded: as strictly as this one, or `loosely` where keys are left.
         """
-        return self.entry.remedy.format(loosely="" if self.is_strict else ", strict=False")
+        given, is_loose = self._options is not None, loosely or not self.is_strict
+        if not self.entry.fills_gaps:
+            return self.entry.remedy.format(model="model", more=", strict=False" if is_loose else "")
+        more = ", options=options" if given else ""
+        if loosely and self.is_strict:
+            more = f", options={'dataclasses.replace(options, ' if given else 'StateDictOptions('}strict=False)"
+        # It takes names without those of wrappers.
+        child = model_state.wrapped_child(self.module)
+        return self.entry.remedy.format(model=f"model.{child}" if child else "model", more=more)
+
+    @property
+    def _options(self) -> Any:
+        return self.kwargs.get("options")
 
 
 @contained("module.enter")
@@ -96,7 +124,8 @@ def enter(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call |
     if entry.fills_gaps and not _is_by_name(state_dict):
         return None
     options = given.get("options")
-    if getattr(options, "broadcast_from_rank0", False):  # ranks other than the first have an empty dict, rightly
+    broadcasts = bool(getattr(options, "broadcast_from_rank0", False))
+    if broadcasts and observer is not None:
         return None
     return Call(
         entry,
@@ -108,8 +137,19 @@ def enter(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call |
         is_assigning=bool(given.get("assign", False)),
         token=_inside.set(True),
         observer=observer,
-        offered=tuple(state_dict) if entry.fills_gaps else None,
+        offer=_offer(state_dict) if entry.fills_gaps else None,
+        broadcasts=broadcasts,
+        is_listening=broadcasts and _rank() > 0,
+        own=module_facts.own_tensors(module, state_dict),
     )
+
+
+def _offer(state_dict: Mapping[str, Any]) -> Offer:
+    return Offer(module_facts.state_inventory(state_dict).entries, provenance.origin(state_dict))
+
+
+def _rank() -> int:
+    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
 
 
 def _is_by_name(state_dict: Any) -> bool:
@@ -136,19 +176,50 @@ def end(call: Call, result: Any, error: BaseException | None) -> bool:
             _inside.reset(call.token)
     if again:
         return True
-    if lists is None:
+    if call.is_listening:
+        return False
+    if call.offer is not None:
+        _end_filling(call, call.offer, error)
+    elif lists is None:
         if error is not None:
             _raised(call, error)
-        return False
-    if call.offered is not None:
-        call.lists = lists = module_judge.compared(call.module, call.offered)
-        if lists is None:
-            return False
+    elif not model_state.fills_prompt(call.module, call.state_dict):
+        _tell(call, lists, error)
+    return False
+
+
+def _tell(call: Call, lists: Lists, error: BaseException | None) -> None:
     if call.observer is not None:
         call.observer(call)
     else:
         module_report.say(call, lists, error)
-    return False
+
+
+def _end_filling(call: Call, offer: Offer, error: BaseException | None) -> None:
+    """
+    Judge by the names and shapes that were offered: torch has filled what was lacking with the module's own values.
+    """
+    call.lists, call.offer = lists, _ = module_judge.compared(call.module, offer)
+    if error is None and call.observer is None and module_parts.postpone(call, module_report.say_singles):
+        return
+    module_parts.abandon(call)
+    if error is None or _is_about(error, call):
+        _tell(call, lists, error)
+    else:
+        _raised(call, error)
+
+
+def _is_about(error: BaseException, call: Call) -> bool:
+    """
+    Whether what was raised is about keys or shapes, and not about the options or the group of ranks.
+    """
+    if not isinstance(error, RuntimeError):
+        return False
+    if str(error).startswith((_TORCH_TEXT, _MISSING_TEXT)):
+        return True
+    wanted = model_state.inventory(call.module).entries
+    offered = call.offer.entries if call.offer is not None else {}
+    return any(key in wanted and wanted[key].shape != entry.shape for key, entry in offered.items())
 
 
 def _raised(call: Call, error: BaseException) -> None:
@@ -217,7 +288,7 @@ def _mended(call: Call, lists: Lists) -> bool:
         return False
     if call.aligned is not None or not lists.missing or not lists.unexpected:
         return False
-    found = module_judge.judged(call.module, call.state_dict, lists)
+    found = module_judge.judged(call.module, call.state_dict, lists, None)
     unified = align(call.state_dict, found.examination, settings.min_coverage)
     if unified is None:
         return False

@@ -6,8 +6,9 @@ torch's lists of missing and unexpected keys are the truth: load hooks of the ho
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,6 +35,11 @@ _NO_ENTRY = Entry(None, None)
 _SHOWN_BYTES = 200
 _ABSENCES = frozenset({"missing_keys", "block_lost", "kind_lost"})
 _DECISIVE = frozenset({"missing_keys", "unexpected_keys", "renamed_keys"})
+_DEEPEST = 4
+"""Levels of a dict in a dict at which the state dict is looked for."""
+_MOST_LOOKED_AT = 64
+RENAMED = "ckpt_sentry.unify_keys(state_dict, model)"
+"""The dict with its keys renamed."""
 
 
 class Lists(NamedTuple):
@@ -47,12 +53,23 @@ class Lists(NamedTuple):
 
 class Judgement(NamedTuple):
     """
-    What is said of a load, how it was found out, and what the module wanted filled.
+    What is said of a load, how it was found out, and what the module wanted filled. `lists` are torch's, in the names
+    of the state dict.
     """
 
     facts: Facts
     examination: Examination
     wanted: Inventory
+    lists: Lists
+
+
+class Offer(NamedTuple):
+    """
+    What a dict held before the call, where torch changes it during the call, and the file that it was read from.
+    """
+
+    entries: Mapping[str, Entry]
+    path: str | None
 
 
 class MetaWords(NamedTuple):
@@ -75,6 +92,12 @@ ASSIGNED = MetaWords(
     "{some} on the meta device in the dict: the module has no values for them",
     "Read the file outside of torch.device('meta'), with map_location='cpu'.",
 )
+ABSENT = MetaWords(
+    "The module is still on the meta device: the dict holds nothing for {count}.",
+    "{some} still on the meta device, without values: the dict holds nothing for them",
+    "Give them values before they are used: to_empty(device=…) of the modules that hold them, then their own "
+    "initialization.",
+)
 
 
 def lists_of(error: BaseException) -> Lists | None:
@@ -95,10 +118,19 @@ def lists_of(error: BaseException) -> Lists | None:
     return None
 
 
-def whole(module: torch.nn.Module, state_dict: Mapping[Any, Any]) -> Facts:
+def whole(module: torch.nn.Module, state_dict: Mapping[Any, Any], offer: Offer | None = None) -> Facts:
     """
     The facts of a load that lacked nothing.
     """
+    if offer is not None:
+        held = module_facts.checkpoint_summary(Inventory(offer.entries))
+        return replace(
+            located_at(offer.path),
+            checkpoint=held,
+            model=ModelSummary(held.keys, held.elements, held.bytes),
+            coverage=FULL,
+            utilisation=1.0,
+        )
     # Counted without an inventory, whose shapes take long to ask for.
     tensors = _tensors(module, state_dict)
     elements, size = sum(map(torch.numel, tensors)), sum(value.numel() * value.element_size() for value in tensors)
@@ -109,6 +141,17 @@ def whole(module: torch.nn.Module, state_dict: Mapping[Any, Any]) -> Facts:
         coverage=FULL,
         utilisation=1.0,
     )
+
+
+def counted(wanted: Inventory, came: Inventory, path: str | None) -> tuple[Facts, Examination]:
+    """
+    The facts of a load by two inventories.
+    """
+    known = {name: came.entries.get(name, entry) for name, entry in wanted.entries.items() if entry.shape is None}
+    wanted = Inventory({**wanted.entries, **known}, wanted.ties)
+    found = examine(wanted, came, allow_missing=config.settings().allow_missing)
+    summaries = module_facts.checkpoint_summary(came), module_facts.model_summary(wanted)
+    return replace(located_at(path), checkpoint=summaries[0], model=summaries[1]).examined(found), found
 
 
 def on_meta(module: torch.nn.Module) -> frozenset[str]:
@@ -128,17 +171,27 @@ def unfilled(
     the dict either.
     """
     wanted = module_facts.model_inventory(module)
+    lacking = {name for name in wanted.entries if name in lacking or model_state.bare(name) in lacking}
     entered = [name for name in wanted.entries if name not in lacking and name not in empty]
     part = coverage(wanted, entered, config.settings().allow_missing)
     used = part.elements if facts.utilisation is None else min(facts.utilisation, part.elements)
-    names, count = [name for name in wanted.entries if name in empty], count_keys(len(wanted.entries))
+    found = []
+    if offered := [name for name in wanted.entries if name in empty and name not in lacking]:
+        found.append(_on_meta(offered, len(wanted.entries), words))
+    # Where nothing could enter anyway, that nothing was there for some of it is no news.
+    elif left := [name for name in wanted.entries if name in empty]:
+        found.append(_on_meta(left, len(wanted.entries), ABSENT))
+    return replace(facts, coverage=part, utilisation=used).with_findings(found)
+
+
+def _on_meta(names: Sequence[str], all_names: int, words: MetaWords) -> Finding:
+    count = count_keys(all_names)
     text = words.whole.format(count=count)
-    if len(names) < len(wanted.entries):
+    if len(names) < all_names:
         listed = ", ".join(key_list(names, _SHOWN_BYTES).keys)
         verb = "is" if len(names) == 1 else "are"
         text = words.part.format(some=f"{len(names):,} of {count} {verb}") + f": {listed}."
-    found = Finding("meta_left", "warning", text, words.step)
-    return replace(facts, coverage=part, utilisation=used).with_findings([found])
+    return Finding("meta_left", "warning", text, words.step)
 
 
 def _tensors(module: torch.nn.Module, state_dict: Mapping[Any, Any]) -> list[torch.Tensor]:
@@ -150,15 +203,22 @@ def _tensors(module: torch.nn.Module, state_dict: Mapping[Any, Any]) -> list[tor
     return [value for _, value in module_facts.tensors_of(module) if not is_lazy(value)]
 
 
-def judged(module: torch.nn.Module, state_dict: Mapping[Any, Any], lists: Lists, remedy: str = "") -> Judgement:
+def judged(
+    module: torch.nn.Module,
+    state_dict: Mapping[Any, Any],
+    lists: Lists,
+    remedy: Callable[..., str] | None = None,
+    offer: Offer | None = None,
+) -> Judgement:
     """
-    Judge a load that lacked keys or was offered too many. `remedy` is the caller's call with the keys renamed.
+    Judge a load that lacked keys or was offered too many. `remedy` gives the caller's call with the keys renamed, with
+    strict=False if that is asked for.
     """
-    found, model, given = _examined(module, state_dict, lists)
-    if remedy:
-        found = replace(found, findings=renaming(found.findings, f"Rename its keys: {remedy}."))
+    found, model, given, lists = _examined(module, state_dict, lists, offer)
+    if remedy is not None and found.inference is not None:
+        found = replace(found, findings=renaming(found.findings, _renaming(found.inference.mapping, lists, remedy)))
     facts = replace(
-        located(state_dict),
+        located(state_dict, offer),
         checkpoint=module_facts.checkpoint_summary(given),
         model=module_facts.model_summary(model),
     ).examined(found)
@@ -168,27 +228,50 @@ def judged(module: torch.nn.Module, state_dict: Mapping[Any, Any], lists: Lists,
         rest = (finding for finding in facts.findings if finding.code != "no_overlap")
         explained = (replace(finding, next=None) if finding.code in _ABSENCES else finding for finding in rest)
         facts = replace(facts, findings=(nested, *explained))
-    return Judgement(facts, found, model)
+    return Judgement(facts, found, model, lists)
 
 
-def compared(module: torch.nn.Module, offered: Iterable[str]) -> Lists | None:
+def _renaming(mapping: Mapping[str, str], lists: Lists, remedy: Callable[..., str]) -> str:
     """
-    The lists by the names alone, for `set_model_state_dict`, which leaves wrappers out of them; None where FSDP holds
-    the parameters under names of its own.
+    The next step for keys under other names: what is to be called so that it does not raise, or else what is lacking
+    even then.
     """
-    if model_state.is_sharded(module):
-        return None
+    renamed = set(mapping.values())
+    missing, unexpected = set(lists.missing) - renamed, set(lists.unexpected) - mapping.keys()
+    if not missing and not unexpected:
+        return f"Rename its keys: {remedy()}."
+    if missing:
+        verb = "is" if len(missing) == 1 else "are"
+        return f"Rename its keys: {RENAMED}; {count_keys(len(missing))} {verb} still missing then."
+    verb = "stays" if len(unexpected) == 1 else "stay"
+    return (
+        f"Rename its keys: {remedy(loosely=True)}; {count_keys(len(unexpected))} of the checkpoint {verb} out: "
+        f"{', '.join(key_list(unexpected, _SHOWN_BYTES).keys)}."
+    )
+
+
+def compared(module: torch.nn.Module, offer: Offer) -> tuple[Lists, Offer]:
+    """
+    The lists by the names alone, for `set_model_state_dict`, which leaves wrappers out of them; and what was offered by
+    the names that the module itself has.
+    """
     wanted = model_state.inventory(module).entries
-    bare = model_state.bare_names(module, wanted)
-    given = {bare.get(key, key) for key in offered}
-    return Lists(wanted.keys() - given, given - wanted.keys())
+    names = model_state.bare_names(module, wanted)
+    given = {names.get(key, key): entry for key, entry in offer.entries.items()}
+    return Lists(wanted.keys() - given.keys(), given.keys() - wanted.keys()), offer._replace(entries=given)
 
 
-def located(state_dict: Mapping[Any, Any]) -> Facts:
+def located(state_dict: Mapping[Any, Any], offer: Offer | None = None) -> Facts:
     """
     The file that the values were read from, as far as this process knows.
     """
-    path = provenance.origin(state_dict)
+    return located_at(provenance.origin(state_dict) if offer is None else offer.path)
+
+
+def located_at(path: str | None) -> Facts:
+    """
+    What is known of a file that values were read from.
+    """
     if path is None:
         return Facts()
     step = find_step(path)
@@ -210,57 +293,123 @@ def softened(facts: Facts) -> Facts:
     return _leveled(facts, _ABSENCES, "info")
 
 
-def decisive(facts: Facts, lists: Lists) -> Facts:
+def decisive(found: Judgement, loosely: str | None) -> Facts:
     """
-    The facts of a load that torch refused: what it refused it for are errors.
+    The facts of a load that torch refused: what it refused it for are errors. `loosely` is the call that takes a part,
+    if any does.
     """
-    facts = _leveled(facts, _DECISIVE, "error")
-    facts = replace(facts, findings=anew(facts.findings, "load_state_dict(…, strict=False)"))
-    names = set(lists.missing)
-    if facts.missing.count or not names or facts.unexpected.count:
-        return facts
-    listed = ", ".join(key_list(names, _SHOWN_BYTES).keys)
+    facts, lists, model = _leveled(found.facts, _DECISIVE, "error"), found.lists, found.wanted
+    # As many keys on both sides are more likely the same ones under other names than a part that is to start anew.
+    is_gap = facts.unexpected.count < facts.missing.count
+    facts = replace(facts, findings=anew(facts.findings, loosely if is_gap else None))
+    said = set(found.examination.difference.missing)
+    left = {name for name in lists.missing if name not in said}
+    filled = {model.storage(name) for name in model.entries if name not in lists.missing}
+    tied = {name for name in left if name in model.entries and model.storage(name) in filled}
+    if loosely is not None and not lists.missing and not facts.mismatched:
+        step = f"If they are to stay out: {loosely}."
+        facts = replace(
+            facts,
+            findings=tuple(replace(one, next=step) if one.code == "unexpected_keys" else one for one in facts.findings),
+        )
+    return facts.with_findings([*_tied(tied, facts, loosely), *_refused(left - tied)])
+
+
+def _tied(names: Collection[str], facts: Facts, loosely: str | None) -> Iterator[Finding]:
+    if not names:
+        return
     verb = "is only another name" if len(names) == 1 else "are only other names"
-    text = f"{count_keys(len(names))} {verb} of what the checkpoint has: {listed}. Nothing is lacking."
-    step = "load_state_dict(…, strict=False), or tie the weights after the load."
-    return facts.with_findings([Finding("tied_keys_missing", "error", text, step)])
+    text = f"{count_keys(len(names))} {verb} of what the checkpoint has: {_listed(names)}."
+    if facts.missing.count or facts.unexpected.count:
+        yield Finding("tied_keys_missing", "error", text)
+        return
+    step = None if loosely is None else f"{loosely}, or tie the weights after the load."
+    yield Finding("tied_keys_missing", "error", f"{text} Nothing is lacking.", step)
+
+
+def _refused(names: Collection[str]) -> Iterator[Finding]:
+    """
+    What torch refuses to do without, although a load that is not strict lacks nothing by it.
+    """
+    if names:
+        text = f"{count_keys(len(names))} missing from the checkpoint: {_listed(names)}."
+        yield Finding("missing_keys", "error", text)
+
+
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(key_list(names, _SHOWN_BYTES).keys)
 
 
 def nested_finding(state_dict: Mapping[Any, Any], model: Inventory, unexpected: Iterable[str]) -> Finding | None:
     """
-    Say where the state dict really is, if it lies under one of the unexpected keys.
+    Say where the state dict really is, if it lies under one of the unexpected keys, at whatever level.
     """
-    best: tuple[int, int, str] | None = None
+    best: tuple[int, int, tuple[str, ...]] | None = None
     for key in unexpected:
-        inner = state_dict.get(key)
-        if isinstance(inner, Mapping):
+        for path, inner in _dicts_in((key,), state_dict.get(key)):
             tensors = sum(isinstance(value, torch.Tensor) for value in inner.values())
             matching = sum(name in model.entries for name in inner)
-            if tensors:
-                best = max(best or (0, 0, ""), (matching, tensors, key))
-    if best is None or not best[1]:
+            if tensors and (best is None or (matching, tensors, path) > best):
+                best = matching, tensors, path
+    if best is None:
         return None
-    matching, tensors, key = best
-    text = f"The state dict ({count_keys(tensors)}) is one level down, under {shown(repr(key))}"
+    matching, tensors, path = best
+    place = "".join(f"[{shown(repr(key))}]" for key in path)
+    level = "one level" if len(path) == 1 else f"{len(path)} levels"
+    under = shown(repr(path[0])) if len(path) == 1 else f"state_dict{place}"
+    text = f"The state dict ({count_keys(tensors)}) is {level} down, under {under}"
     text += f": {matching:,} of them {'is a key' if matching == 1 else 'are keys'} of this model."
-    return Finding("nested_state_dict", "error", text, f"Pass state_dict[{shown(repr(key))}] on.")
+    return Finding("nested_state_dict", "error", text, f"Pass state_dict{place} on.")
+
+
+def _dicts_in(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Mapping[Any, Any]]]:
+    """
+    Yield a dict and all in it, each with the keys that lead to it.
+    """
+    if not isinstance(value, dict):
+        return
+    yield path, value
+    if len(path) < _DEEPEST:
+        for key, inner in islice(value.items(), _MOST_LOOKED_AT):
+            if isinstance(key, str):
+                yield from _dicts_in((*path, key), inner)
 
 
 def _examined(
-    module: torch.nn.Module, state_dict: Mapping[Any, Any], lists: Lists
-) -> tuple[Examination, Inventory, Inventory]:
-    wanted = module_facts.model_inventory(module)
+    module: torch.nn.Module, state_dict: Mapping[Any, Any], lists: Lists, offer: Offer | None
+) -> tuple[Examination, Inventory, Inventory, Lists]:
+    wanted = model_state.inventory(module)
+    # Asking a mapping of another kind for its values may read them all from a file once more.
+    given: Mapping[str, Entry]
+    if offer is not None:
+        given = offer.entries
+    else:
+        given = module_facts.state_inventory(state_dict).entries if isinstance(state_dict, dict) else {}
+    names = given.keys() if given else {str(key) for key in state_dict}
+    lists = Lists(
+        [_plain(key, wanted.entries) for key in lists.missing], [_plain(key, names) for key in lists.unexpected]
+    )
     strange = {key: _NO_ENTRY for key in lists.missing if key not in wanted.entries}
     if strange:  # keys of classes that load in a way of their own
         wanted = Inventory({**wanted.entries, **strange}, wanted.ties)
-    # Asking a mapping of another kind for its values may read them all from a file once more.
-    given = module_facts.state_inventory(state_dict).entries if isinstance(state_dict, dict) else {}
     missing = set(lists.missing)
-    came = {key: given.get(key, entry) for key, entry in wanted.entries.items() if key not in missing}
+    # What batch normalization adds to an old dict by itself came from nowhere (torch/nn/modules/batchnorm.py).
+    came = {
+        key: given.get(key, entry)
+        for key, entry in wanted.entries.items()
+        if key not in missing and (key in names or not model_state.is_counter(key))
+    }
     came.update((key, given.get(key, _NO_ENTRY)) for key in lists.unexpected)
     model = model_state.without_needless(module, wanted, came)
     checkpoint = Inventory(came)
-    return examine(model, checkpoint, allow_missing=config.settings().allow_missing), model, checkpoint
+    return examine(model, checkpoint, allow_missing=config.settings().allow_missing), model, checkpoint, lists
+
+
+def _plain(key: str, known: Collection[str]) -> str:
+    """
+    A key of torch's lists as a state dict has it: hooks of wrappers put components into it.
+    """
+    return key if key in known else model_state.bare(key)
 
 
 def _leveled(facts: Facts, codes: Collection[str], level: Level) -> Facts:

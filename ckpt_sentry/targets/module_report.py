@@ -11,17 +11,24 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry import config, loads
+from ckpt_sentry.audit.inventory import Inventory
 from ckpt_sentry.audit.policy import Policy
-from ckpt_sentry.audit.report import Finding, LoadReport
+from ckpt_sentry.audit.report import Facts, Finding, LoadReport
 from ckpt_sentry.audit.verdict import verdict
 from ckpt_sentry.errors import LowCoverageError
 from ckpt_sentry.render.note import note
-from ckpt_sentry.targets import accelerate_text, module_facts, module_judge
+from ckpt_sentry.targets import (
+    accelerate_text,
+    model_state,
+    module_facts,
+    module_judge,
+    module_own,
+    module_parts,
+    provenance,
+)
 from ckpt_sentry.targets.exceptions import INTERRUPTS, attach, describe
 
 if TYPE_CHECKING:
-    from ckpt_sentry.audit.inventory import Inventory
-    from ckpt_sentry.audit.report import Facts
     from ckpt_sentry.targets.module_calls import Call
     from ckpt_sentry.targets.module_judge import Lists
 
@@ -41,6 +48,7 @@ class _Kinds:
         self.good: set[tuple[Any, ...]] = set()
         self.other: set[tuple[Any, ...]] = set()
         self.failed: dict[tuple[Any, ...], LoadReport] = {}
+        self.shards = module_parts.Shards()
 
     @staticmethod
     def is_new(kinds: set[tuple[Any, ...]], kind: tuple[Any, ...]) -> bool:
@@ -75,8 +83,22 @@ def say_raised(call: Call, error: BaseException) -> None:
         return
     described = describe(error, None)
     text = f"{described.type}: {described.message}" if described.message else described.type
-    facts = module_judge.located(call.state_dict).with_findings([Finding("rank_raised", "error", text)])
+    facts = module_judge.located(call.state_dict, call.offer).with_findings([Finding("rank_raised", "error", text)])
     _failed(call, facts, (), error)
+
+
+def say_singles(series: module_parts.Singles) -> None:
+    """
+    Record how calls ended that each passed one parameter. Where they were made nothing can be refused any more.
+    """
+    wanted = Inventory({found.name: found.entry for found in series.wanted.values()})
+    came = {series.wanted[place].name: series.wanted[place].entry for place in series.came}
+    came.update(series.unexpected)
+    facts, found = module_judge.counted(wanted, Inventory(came), series.path)
+    keys = found.difference.missing
+    kinds, kind = (_kinds.other, keys) if keys else (_kinds.good, tuple(wanted.entries))
+    if _kinds.is_new(kinds, (series.subject.module_class, "one by one", hash(kind))):
+        _record(series.subject, facts, keys, None)
 
 
 def forget() -> None:
@@ -86,16 +108,20 @@ def forget() -> None:
     _kinds.good.clear()
     _kinds.other.clear()
     _kinds.failed.clear()
+    _kinds.shards.forget()
 
 
 def _whole(call: Call) -> None:
     empty = module_judge.on_meta(call.module)
-    kind = (call.module_class, hash(tuple(call.state_dict)), hash(empty), call.aligned is not None)
+    is_own = call.own == len(call.state_dict) > 0
+    kind = (call.module_class, hash(tuple(call.state_dict)), hash(empty), call.aligned is not None, is_own)
     is_new = _kinds.is_new(_kinds.good, kind)
     if not is_new and not (empty and config.settings().mode == "strict"):
         return
-    facts = module_judge.whole(call.module, call.state_dict)
+    facts = module_judge.whole(call.module, call.state_dict, call.offer)
     error = None
+    if call.own:
+        facts = module_own.judged(facts, call.module, call.own, len(call.state_dict))
     if empty:
         facts = module_judge.unfilled(facts, call.module, (), empty, call.meta_words)
         # torch itself says that it does nothing: a warning does, but for "strict".
@@ -105,23 +131,40 @@ def _whole(call: Call) -> None:
 
 def _partial(call: Call, lists: Lists) -> None:
     is_part = not call.is_strict and not lists.unexpected
-    # Shards and adapters come one after the other: they are one kind, as long as they bring in anything.
-    keys = len(call.state_dict)
-    kind = (call.module_class, keys + len(lists.missing), keys > 0) if is_part else _kind(call, lists)
     settings = config.settings()
+    kind: tuple[Any, ...] = _kind(call, lists)
+    if is_part:
+        came = call.state_dict.keys() if call.offer is None else call.offer.entries.keys()
+        lacking = _kinds.shards.lacking_after(call.module, came, lists.missing)
+        if lacking != set(lists.missing) and settings.mode != "strict":
+            # One more of the shards whose first was told.
+            if not lacking:
+                _assembled(call)
+            return
+        kind = (call.module_class, hash(lacking), bool(came))
     is_new = _kinds.is_new(_kinds.other, kind)
     if not is_new and settings.mode != "strict" and not call.is_strict:
         return
-    found = module_judge.judged(call.module, call.state_dict, lists, call.remedy())
+    found = module_judge.judged(call.module, call.state_dict, lists, call.remedy, call.offer)
     facts = found.facts
     if is_part and found.examination.coverage.keys > 0:
         facts = module_judge.softened(facts)
-    tolerated = not call.is_strict
+    tolerated = not call.is_strict or model_state.is_sharded(call.module)
     if empty := module_judge.on_meta(call.module):
-        facts = module_judge.unfilled(facts, call.module, set(lists.missing), empty, call.meta_words)
+        facts = module_judge.unfilled(facts, call.module, set(found.lists.missing), empty, call.meta_words)
         tolerated = True
     error = _refusal(call, facts, found.wanted, found.examination.difference.missing, tolerated=tolerated)
     _conclude(call, facts, () if is_part else _sorted(lists), error, is_new=is_new)
+
+
+def _assembled(call: Call) -> None:
+    """
+    Record that the last one of some parts has come.
+    """
+    if _kinds.is_new(_kinds.good, (call.module_class, "in parts")):
+        wanted = model_state.inventory(call.module)
+        facts, _ = module_judge.counted(wanted, wanted, provenance.origin(call.state_dict))
+        _record(module_parts.Subject.of(call), facts, wanted.entries, None)
 
 
 def _refusal(
@@ -139,16 +182,17 @@ def _conclude(call: Call, facts: Facts, keys: Iterable[Any], error: LowCoverageE
     Record what is new or refused, and raise the refusal.
     """
     if is_new or error is not None:
-        report = _record(call, facts, keys, error)
+        report = _record(module_parts.Subject.of(call), facts, keys, error)
         if error is not None:
             error.ckpt_sentry = report
             raise error
 
 
 def _refused(call: Call, lists: Lists, error: BaseException) -> None:
-    found = module_judge.judged(call.module, call.state_dict, lists, call.remedy())
-    facts = module_judge.decisive(found.facts, lists)
-    _failed(call, facts, _sorted(lists), error)
+    found = module_judge.judged(call.module, call.state_dict, lists, call.remedy, call.offer)
+    # Where FSDP holds flat parameters torch takes one of them for the value that is missing, and its shape never fits.
+    loosely = None if model_state.is_sharded(call.module) else call.entry.loosely
+    _failed(call, module_judge.decisive(found, loosely), _sorted(lists), error)
 
 
 def _failed(call: Call, facts: Facts, keys: Iterable[Any], error: BaseException) -> None:
@@ -158,7 +202,7 @@ def _failed(call: Call, facts: Facts, keys: Iterable[Any], error: BaseException)
     kind = (call.module_class, facts)
     report = _kinds.failed.get(kind)
     if report is None and len(_kinds.failed) < MOST_KINDS:
-        report = _record(call, facts, keys, error)
+        report = _record(module_parts.Subject.of(call), facts, keys, error)
     if report is not None:
         _kinds.failed[kind] = report
         attach(error, note(report), report)
@@ -172,20 +216,24 @@ def _sorted(lists: Lists) -> tuple[str, ...]:
     return (*sorted(lists.missing), "", *sorted(lists.unexpected))
 
 
-def _record(call: Call, facts: Facts, keys: Iterable[Any], error: BaseException | None) -> LoadReport | None:
+def _record(
+    subject: module_parts.Subject, facts: Facts, keys: Iterable[Any], error: BaseException | None
+) -> LoadReport | None:
     """
-    Make a load of the call, now that it is over, and hand on its report.
+    Make a load of a call, now that it is over, and hand on its report.
     """
     digest = _digest(keys)
-    seconds = time.perf_counter() - call.began
-    kind = f"{call.entry.name}:{call.module_class}:{digest}"
-    load = loads.begin("torch", call.entry.name, facts.path, kind=kind, seconds_ago=seconds)
+    seconds = time.perf_counter() - subject.began
+    kind = f"{subject.entry_point}:{subject.module_class}:{digest}"
+    load = loads.begin(
+        "torch", subject.entry_point, facts.path, kind=kind, members=subject.members, seconds_ago=seconds
+    )
     if load is None:
         return None
-    if call.aligned is not None:
-        facts = replace(facts, findings=(call.aligned, *facts.findings))
+    if subject.aligned is not None:
+        facts = replace(facts, findings=(subject.aligned, *facts.findings))
     if facts.model is not None:
-        facts = replace(facts, model=replace(facts.model, name=type(call.module).__name__))
+        facts = replace(facts, model=replace(facts.model, name=subject.model))
     load.facts = replace(facts, key_digest=digest)
     described = None if error is None else describe(error, None)
     try:

@@ -26,6 +26,11 @@ MOST_DICTS = 16
 """Dicts one level down that are looked into: `state_dict`, `ema`, `optimizer`, …"""
 MOST_REMEMBERED = 4_096
 
+MOST_UNCLAIMED = 4
+"""Files that are remembered as read and not loaded."""
+
+_unclaimed: dict[str, None] = {}
+"""Paths that were read, of which no tensor was loaded yet; the last one comes last."""
 _known: dict[int, tuple[weakref.ref[torch.UntypedStorage], str]] = {}
 """By the identity of a tensor: its storage, and the path it was read from. An entry goes when the storage does."""
 
@@ -44,6 +49,10 @@ def remember(loaded: Any, path: str) -> None:
     """
     Note that what was loaded came from this path. Costs the same for a dict of any size.
     """
+    _unclaimed.pop(path, None)
+    _unclaimed[path] = None
+    while len(_unclaimed) > MOST_UNCLAIMED:
+        _unclaimed.pop(next(iter(_unclaimed)), None)
     for tensor in _landmarks(loaded):
         if len(_known) >= MOST_REMEMBERED:
             return
@@ -61,8 +70,16 @@ def origin(state_dict: Mapping[Any, Any] | torch.Tensor) -> str | None:
     for tensor in _landmarks(state_dict):
         known = _known.get(id(tensor))
         if known is not None and known[0]() is storage_of(tensor):
+            _unclaimed.pop(known[1], None)
             return known[1]
     return None
+
+
+def unclaimed() -> tuple[str, ...]:
+    """
+    The files that were read and of which no tensor has been looked for since, the last one first.
+    """
+    return tuple(reversed(_unclaimed))
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
@@ -93,6 +110,7 @@ def forget() -> None:
     Forget every path.
     """
     _known.clear()
+    _unclaimed.clear()
 
 
 def _forgetter(place: int) -> Any:

@@ -129,6 +129,68 @@ def test_two_prefixes_that_do_as_much():
     assert (found.mapping, found.ambiguous) == ({"a.x": "x"}, True)
 
 
+def attention(*names: str) -> Entries:
+    return {
+        f"mid.{i}.{name}.{kind}": tensor(8, 8) if kind == "weight" else tensor(8)
+        for i in range(2)
+        for name in names
+        for kind in ("weight", "bias")
+    }
+
+
+def test_names_decide_among_rules_that_shapes_allow():
+    found = inferred(attention("to_q", "to_k", "to_v", "to_out.0"), attention("query", "key", "value", "proj_attn"))
+    pairs = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
+    assert {before.split(".")[2]: after[6:].rpartition(".")[0] for before, after in found.mapping.items()} == pairs
+    assert (found.rename.coverage, found.ambiguous) == (1.0, True)
+
+
+@pytest.mark.parametrize("names", [("wq", "wk", "wv", "wo"), ("query", "key", "value", "output")])
+def test_a_letter_stands_for_a_name(names):
+    found = inferred(attention("q_proj", "k_proj", "v_proj", "o_proj"), attention(*names))
+    assert [found.mapping[f"mid.0.{name}.weight"][6] for name in names] == ["q", "k", "v", "o"]
+
+
+BIAS = ("bias", (4,))
+WEIGHT_NORM = (BIAS, ("weight_g", (4, 1, 1)), ("weight_v", (4, 4, 3)))
+WEIGHT_NORM_NEW = (
+    BIAS,
+    ("parametrizations.weight.original0", (4, 1, 1)),
+    ("parametrizations.weight.original1", (4, 4, 3)),
+)
+SPECTRAL_NORM = (BIAS, ("weight_orig", (4, 4, 3)), ("weight_u", (4,)), ("weight_v", (12,)))
+SPECTRAL_NORM_NEW = (
+    BIAS,
+    ("parametrizations.weight.original", (4, 4, 3)),
+    ("parametrizations.weight.0._u", (4,)),
+    ("parametrizations.weight.0._v", (12,)),
+)
+
+
+def layers(prefix: str, names: tuple[tuple[str, tuple[int, ...]], ...]) -> Entries:
+    return {f"{prefix}{i}.{name}": tensor(*shape) for i in range(3) for name, shape in names}
+
+
+@pytest.mark.parametrize(("old", "new"), [(WEIGHT_NORM, WEIGHT_NORM_NEW), (SPECTRAL_NORM, SPECTRAL_NORM_NEW)])
+@pytest.mark.parametrize("prefix", ["", "module.", "net."])
+def test_both_forms_of_torchs_own_parametrizations(old, new, prefix):
+    for mine, theirs in ((old, new), (new, old)):
+        found = inferred(layers("", mine), layers(prefix, theirs))
+        expected = dict(zip(layers(prefix, theirs), layers("", mine), strict=True))
+        assert found.mapping == {key: target for key, target in expected.items() if key != target}
+        assert (found.rename.coverage, found.ambiguous) == (1.0, False)
+        assert "_norm" in found.rename.rule
+
+
+def test_an_adapter_around_some_layers_of_a_wrapped_model():
+    def wrapped(key: str) -> str:
+        return "base_model.model." + key.replace("attn.", "attn.base_layer.")
+
+    found = inferred(TINY, {**renamed(TINY, wrapped), "base_model.model.layers.0.attn.lora_A.weight": tensor(2, 8)})
+    assert (found.rename.coverage, found.rename.count, found.ambiguous) == (1.0, 18, False)
+    assert found.rename.rule.startswith('strip "base_layer." wherever it stands')
+
+
 def test_shapes_restrict_a_rule_and_it_says_so():
     checkpoint = {**renamed(TINY, under_model), "model.head.weight": tensor(20, 8)}
     found = inferred(TINY, checkpoint)

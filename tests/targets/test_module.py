@@ -7,15 +7,18 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from safetensors.torch import load_model, save_file, save_model
+from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import nn
-from torch.distributed.checkpoint.state_dict import set_model_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.utils import parametrizations, weight_norm
 
-from ckpt_sentry import LowCoverageError, hooks, loads
+from ckpt_sentry import LowCoverageError, hooks, loads, unify_keys
 from ckpt_sentry.audit.report import Coverage, ModelSummary
 from ckpt_sentry.targets import module_calls, module_report
 from tests.targets.agents import Agent, codes, hooked
@@ -138,13 +141,222 @@ def test_a_nested_state_dict_is_found(agent: Agent) -> None:
     assert report.findings[0].text.endswith("under 'state_dict': 10 of them are keys of this model.")
 
 
-def test_a_part_that_was_asked_for_is_one_line(agent: Agent, capfd: pytest.CaptureFixture[str]) -> None:
+def only(*parts: str) -> dict[str, torch.Tensor]:
+    return {key: value for key, value in values().items() if key.startswith(parts)}
+
+
+def test_a_state_dict_two_levels_down_is_found(agent: Agent) -> None:
+    given = {"app": {"optim": {}, "model": values()}}
+    Net().load_state_dict(given, strict=False)
+    (nested, *_) = agent.last().findings
+    assert (nested.code, nested.next) == ("nested_state_dict", "Pass state_dict['app']['model'] on.")
+    assert nested.text.startswith("The state dict (10 keys) is 2 levels down, under state_dict['app']['model']: 10 of")
+    Net().load_state_dict(given["app"]["model"])
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(*[nn.Module() for _ in range(3)], nn.Conv1d(2, 2, 1), nn.BatchNorm1d(2))
+
+
+@pytest.mark.parametrize(
+    ("given", "found", "keys"),
+    [
+        ({f"module.{key}": value for key, value in normed().state_dict().items()}, "renamed_keys", 7),
+        ({}, "no_overlap", 6),
+    ],
+    ids=["prefix", "empty"],
+)
+def test_counters_of_batches_are_not_loaded(
+    agent: Agent, given: dict[str, torch.Tensor], found: str, keys: int
+) -> None:
+    normed().load_state_dict(given, strict=False)
+    report = agent.last()
+    assert (report.verdict, report.coverage, codes(report)[0]) == ("no_op", Coverage(0.0, 0.0), found)
+    assert (report.checkpoint.keys, report.model.keys) == (len(given), keys)
+
+
+def test_counters_of_batches_may_be_missing(agent: Agent) -> None:
+    old = {key: value for key, value in normed().state_dict().items() if not key.endswith("num_batches_tracked")}
+    normed().load_state_dict(old)
+    normed().load_state_dict({**old, "more": torch.ones(1)}, strict=False)
+    assert [(report.verdict, report.coverage.keys) for report in agent.reports()] == [("ok", 1.0), ("ok", 1.0)]
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm")
+def test_the_two_forms_of_weight_norm_are_one_rename(agent: Agent) -> None:
+    new = nn.Sequential(*[parametrizations.weight_norm(nn.Linear(3, 3)) for _ in range(3)])
+    old = nn.Sequential(*[weight_norm(nn.Linear(3, 3)) for _ in range(3)])
+    with pytest.raises(RuntimeError, match="Missing key") as caught:
+        old.load_state_dict(new.state_dict())
+    (finding, *rest) = [one for one in caught.value.ckpt_sentry.findings if one.next]
+    assert finding.next == "Rename its keys: model.load_state_dict(ckpt_sentry.unify_keys(state_dict, model))."
+    assert rest == []
+    old.load_state_dict(unify_keys(new.state_dict(), old))
+    assert torch.equal(old(torch.ones(3)), new(torch.ones(3)))
+    assert agent.last().verdict == "ok"
+
+
+class Tuned(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.base_layer = nn.Linear(3, 3)
+        self.lora_A = nn.Linear(3, 1, bias=False)
+
+
+@pytest.mark.usefixtures("agent")
+def test_the_advice_to_rename_is_for_a_call_that_passes() -> None:
+    given = {f"base_model.model.{key}": value for key, value in nn.Sequential(Tuned(), Tuned()).state_dict().items()}
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    with pytest.raises(RuntimeError) as caught:
+        model.load_state_dict(given)
+    step = caught.value.ckpt_sentry.findings[0].next
+    assert step == (
+        "Rename its keys: model.load_state_dict(ckpt_sentry.unify_keys(state_dict, model), strict=False); "
+        "2 keys of the checkpoint stay out: base_model.model.{0-1}.lora_A.weight."
+    )
+    assert model.load_state_dict(unify_keys(given, model), strict=False).missing_keys == []
+    with pytest.raises(RuntimeError) as caught:
+        model.load_state_dict(unify_keys(given, model))
+    assert caught.value.ckpt_sentry.findings[0].next == "If they are to stay out: load_state_dict(…, strict=False)."
+
+
+@pytest.mark.usefixtures("agent")
+def test_what_a_rename_leaves_out_is_said_with_it() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        Net().load_state_dict({f"module.{key}": value for key, value in without("head").items()})
+    step = caught.value.ckpt_sentry.findings[0].next
+    assert step == "Rename its keys: ckpt_sentry.unify_keys(state_dict, model); 1 key is still missing then."
+
+
+@pytest.mark.usefixtures("agent")
+def test_as_many_unexpected_keys_as_missing_ones_are_no_gap() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        Net().load_state_dict({**without("head"), "lm.weight": torch.ones(7)})
+    assert [one.next for one in caught.value.ckpt_sentry.findings] == [None, None]
+
+
+def test_keys_that_are_absent_are_not_on_the_meta_device_in_the_dict(agent: Agent) -> None:
+    with torch.device("meta"):
+        model = Net()
+    model.load_state_dict(without("head"), strict=False, assign=True)
+    (finding,) = [one for one in agent.last().findings if one.code == "meta_left"]
+    assert finding.text == (
+        "1 of 10 keys is still on the meta device, without values: the dict holds nothing for them: head.weight."
+    )
+    assert "map_location" not in str(agent.last().findings)
+    model.head.to_empty(device="cpu")
+    assert not model.head.weight.is_meta
+
+
+def test_its_own_tensors_bring_in_nothing(agent: Agent, capfd: pytest.CaptureFixture[str]) -> None:
     model = Net()
-    for part in ("head", "embed", "layers"):
-        model.load_state_dict(without(part), strict=False)
+    model.load_state_dict(model.state_dict())
     (report,) = agent.reports()
-    assert (report.verdict, report.coverage.keys, codes(report)) == ("partial", 0.9, [])
+    assert (report.verdict, codes(report)) == ("ok", [])
+    assert report.findings[0].text == (
+        "All that was loaded are the module's own tensors (10 keys): nothing came from outside."
+    )
+    model.load_state_dict({**model.state_dict(), "head.weight": torch.ones(16, 8)})
+    assert len(agent.reports()) == 2
+    assert agent.last().findings[0].text == "9 of 10 keys are the module's own tensors, loaded into itself."
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("form", ["torch", "safetensors"])
+def test_a_file_of_which_nothing_was_used_is_named(agent: Agent, tmp_path: Path, form: str) -> None:
+    if form == "torch":
+        path = tmp_path / "model.pt"
+        torch.save(renamed("module."), path)
+        read = torch.load
+    else:
+        path = tmp_path / "model.safetensors"
+        save_file(renamed("module."), path)
+        read = load_file
+    model = Net()
+    own = model.state_dict()
+    own.update({key: value for key, value in read(path).items() if key in own})
+    model.load_state_dict(own)
+    report = agent.last()
+    assert (report.verdict, report.coverage.keys, report.path) == ("no_op", 0.0, str(path))
+    assert codes(report) == ["own_tensors", "renamed_keys"]
+    assert report.rename.rule == 'strip the prefix "module."'
+    model.load_state_dict(unify_keys(read(path), model))
+    assert equal(model, values())
+
+
+def test_a_file_whose_values_were_copied_by_hand_was_used(agent: Agent, tmp_path: Path) -> None:
+    torch.save(renamed("module."), tmp_path / "model.pt")
+    model, read = Net(), torch.load(tmp_path / "model.pt")
+    for key, value in model.state_dict().items():
+        value.copy_(read[f"module.{key}"])
+    model.load_state_dict(model.state_dict())
+    assert (agent.last().verdict, codes(agent.last())) == ("ok", [])
+
+
+def test_a_model_that_was_filled_in_place_is_whole(agent: Agent, tmp_path: Path) -> None:
+    dcp.save(values(), checkpoint_id=tmp_path / "step-1")
+    model = Net()
+    state = model.state_dict()
+    dcp.load(state, checkpoint_id=tmp_path / "step-1")
+    model.load_state_dict(state)
+    assert [(report.framework, report.verdict) for report in agent.reports()] == [("dcp", "ok"), ("torch", "ok")]
+
+
+class Adapted(nn.Module):
+    """
+    As a model of peft: adapters by their names, which stand in the keys.
+    """
+
+    def __init__(self, *adapters: str) -> None:
+        super().__init__()
+        self.peft_config = dict.fromkeys(adapters)
+        self.base = nn.Linear(3, 3)
+        self.lora_A = nn.ModuleDict({name: nn.Linear(3, 2, bias=False) for name in adapters})
+        self.lora_B = nn.ModuleDict({name: nn.Linear(2, 3, bias=False) for name in adapters})
+
+
+def test_another_adapter_is_not_missing(agent: Agent) -> None:
+    given = {key: value for key, value in Adapted("default").state_dict().items() if "lora" in key}
+    Adapted("default").load_state_dict(given, strict=False)
+    other = {key.replace("default", "other"): value for key, value in given.items()}
+    Adapted("default", "other").load_state_dict(other, strict=False)
+    assert [(report.verdict, report.coverage.keys) for report in agent.reports()] == [("ok", 1.0), ("ok", 1.0)]
+    Adapted("default", "other").load_state_dict({"lora_A.other.weight": other["lora_A.other.weight"]}, strict=False)
+    assert (agent.last().verdict, agent.last().missing.keys) == ("partial", ("lora_B.other.weight",))
+    Adapted("default").load_state_dict({f"net.{key}": value for key, value in given.items()}, strict=False)
+    assert agent.last().verdict == "no_op"
+
+
+def test_a_prompt_that_peft_fills_itself_is_not_unexpected(agent: Agent) -> None:
+    model = Adapted("default")
+    model.peft_config = {"default": SimpleNamespace(is_prompt_learning=True)}
+    model.load_state_dict({"prompt_embeddings": torch.ones(3)}, strict=False)
+    assert agent.reports() == []
+
+
+def test_shards_one_after_the_other_are_one_line(agent: Agent, capfd: pytest.CaptureFixture[str]) -> None:
+    model = Net()
+    for part in ("embed", "layers.0", "layers.1", "head"):
+        model.load_state_dict(only(part), strict=False)
+    assert equal(model, values())
+    first, whole = agent.reports()
+    assert (first.verdict, first.coverage.keys, codes(first)) == ("partial", 0.1, [])
+    assert (whole.verdict, whole.coverage, whole.findings) == ("ok", Coverage(1.0, 1.0), ())
     assert [line[:13] for line in capfd.readouterr().err.splitlines()] == ["ckpt_sentry !"]
+
+
+def test_another_gap_in_the_same_class_is_another_report(agent: Agent) -> None:
+    for _ in range(2):
+        Net().load_state_dict(without("head"), strict=False)
+        Net().load_state_dict(only("head"), strict=False)
+    assert [report.coverage.keys for report in agent.reports()] == [0.9, 0.1]
+
+
+def test_another_checkpoint_for_the_same_module_is_another_report(agent: Agent) -> None:
+    model = Net()
+    model.load_state_dict(without("head"), strict=False)
+    model.load_state_dict(without("layers"), strict=False)
+    assert [report.missing.count for report in agent.reports()] == [1, 8]
 
 
 def test_a_part_beside_what_nobody_wants_is_a_warning(agent: Agent) -> None:
@@ -348,15 +560,107 @@ def test_set_model_state_dict_is_judged_by_what_it_was_given(agent: Agent) -> No
     assert caught.value.ckpt_sentry.missing.keys == ("head.weight",)
 
 
-def test_a_filled_gap_is_still_a_gap(agent: Agent) -> None:
-    from torch.distributed.checkpoint.state_dict import StateDictOptions
-
+@pytest.fixture
+def _group() -> Iterator[None]:
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
-        set_model_state_dict(Net(), without("head"), options=StateDictOptions(full_state_dict=True))
+        yield
     finally:
         torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_group")
+def test_a_filled_gap_is_still_a_gap(agent: Agent) -> None:
+    set_model_state_dict(Net(), without("head"), options=StateDictOptions(full_state_dict=True))
     assert (agent.last().verdict, codes(agent.last())) == ("partial", ["missing_keys"])
+
+
+def sharded(*, use_orig_params: bool) -> FullyShardedDataParallel:
+    return FullyShardedDataParallel(Net(), use_orig_params=use_orig_params, device_id=torch.device("cpu"))
+
+
+@pytest.mark.usefixtures("_group")
+@pytest.mark.parametrize("use_orig_params", [True, False])
+def test_a_gap_of_a_sharded_model_has_its_name(agent: Agent, *, use_orig_params: bool) -> None:
+    full = StateDictOptions(full_state_dict=True)
+    set_model_state_dict(sharded(use_orig_params=use_orig_params), values(), options=full)
+    broadcast = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    with pytest.raises(RuntimeError, match="Missing key"):
+        set_model_state_dict(sharded(use_orig_params=use_orig_params), without("head"), options=broadcast)
+    whole, failed = agent.reports()
+    assert (whole.verdict, whole.coverage, whole.model.keys) == ("ok", Coverage(1.0, 1.0), 10)
+    assert (failed.verdict, failed.missing.keys, codes(failed)) == ("failed", ("head.weight",), ["missing_keys"])
+    if use_orig_params:
+        set_model_state_dict(sharded(use_orig_params=True), without("head"), options=full)
+        partial = agent.last()
+        assert (partial.verdict, partial.missing.keys, partial.coverage.keys) == ("partial", ("head.weight",), 0.9)
+        return
+    # torch takes the flat parameter for the value of the missing key, whether strict or not.
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        set_model_state_dict(sharded(use_orig_params=False), without("head"), options=full)
+    assert (agent.last().missing.keys, agent.last().findings[0].next) == (("head.weight",), None)
+
+
+@pytest.mark.usefixtures("_group")
+@pytest.mark.parametrize(
+    ("given", "verdict", "found"),
+    [
+        (renamed("model."), "no_op", ["renamed_keys", "no_overlap", "missing_keys"]),
+        (without("head"), "partial", []),
+        (values(), "ok", []),
+    ],
+)
+def test_a_dict_that_is_broadcast_is_judged_by_the_rank_that_has_it(
+    agent: Agent, given: dict[str, torch.Tensor], verdict: str, found: list[str]
+) -> None:
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
+    set_model_state_dict(Net(), given, options=options)
+    (report,) = agent.reports()
+    assert (report.entry_point, report.verdict, codes(report)) == ("set_model_state_dict", verdict, found)
+
+
+@pytest.mark.usefixtures("_group")
+def test_a_rank_that_is_given_nothing_says_nothing(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
+    monkeypatch.setattr(module_calls, "_rank", lambda: 1)
+    set_model_state_dict(Net(), {}, options=options)
+    assert agent.reports() == []
+
+
+def one_by_one(model: nn.Module, given: dict[str, torch.Tensor]) -> None:
+    """
+    As Lightning does it (lightning/fabric/strategies/model_parallel.py, `_load_raw_module_state`).
+    """
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
+    for path, part in model.named_modules():
+        for name, _ in part.named_parameters(recurse=False):
+            if (key := f"{path}.{name}".lstrip(".")) in given:
+                set_model_state_dict(part, {name: given[key]}, options=options)
+
+
+@pytest.mark.usefixtures("_group")
+def test_parameters_that_come_one_by_one_are_one_load(agent: Agent, capfd: pytest.CaptureFixture[str]) -> None:
+    model = Net()
+    one_by_one(model, values())
+    assert equal(model, values())
+    assert [(report.verdict, report.model.keys) for report in agent.reports()] == [("ok", 10)]
+    assert capfd.readouterr().err == ""
+    one_by_one(Net(), without("layers.1.norm.bias"))
+    assert (agent.last().verdict, agent.last().missing.count) == ("partial", 1)
+    assert "bias" in agent.last().missing.keys[0]
+
+
+@pytest.mark.usefixtures("_group")
+def test_a_parameter_of_the_root_that_comes_alone_does_not_lack_the_rest(agent: Agent) -> None:
+    class Rooted(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(3))
+
+    one_by_one(Rooted(), {**values(), "scale": torch.zeros(3)})
+    assert [(report.verdict, report.model.keys) for report in agent.reports()] == [("ok", 11)]
+    one_by_one(Rooted(), without("head"))
+    assert (agent.last().verdict, agent.last().missing.count) == ("ok", 0)
 
 
 def test_load_model_of_safetensors_is_one_strict_load(agent: Agent, tmp_path: Path) -> None:

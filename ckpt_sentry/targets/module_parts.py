@@ -1,0 +1,172 @@
+"""
+Loads that come in parts: shards that are loaded one after the other, and parameters that are passed one at a time.
+
+Shards are told when the first one has left something out: what follows into the same module and brings in nothing but
+what was still lacking belongs to it. One parameter alone says nothing about the rest; Lightning passes each in a call
+of its own with the same `StateDictOptions`. Such calls are judged as the whole that they make, once nobody holds those
+options any more: then no call can follow.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ckpt_sentry.audit.inventory import Entry
+from ckpt_sentry.guard import contained
+from ckpt_sentry.targets import model_state, module_facts
+
+if TYPE_CHECKING:
+    import torch
+
+    from ckpt_sentry.audit.report import Finding
+    from ckpt_sentry.targets.module_calls import Call
+    from ckpt_sentry.targets.module_judge import Offer
+
+MOST_SERIES: Final = 64
+"""Series that are followed at a time."""
+
+
+class Subject(NamedTuple):
+    """
+    Which call a report is about. Holds nothing of the host's.
+    """
+
+    entry_point: str
+    module_class: str
+    model: str
+    began: float
+    aligned: Finding | None = None
+    members: str | None = None
+    """The ranks that know of it, where it is not all."""
+
+    @classmethod
+    def of(cls, call: Call) -> Subject:
+        members = "0" if call.broadcasts else None
+        return cls(call.entry.name, call.module_class, type(call.module).__name__, call.began, call.aligned, members)
+
+
+class _Place(NamedTuple):
+    """
+    One tensor of a module: who holds it, by a reference that keeps nothing alive, and its name there.
+    """
+
+    owner: weakref.ref[torch.nn.Module]
+    name: str
+
+
+class _Wanted(NamedTuple):
+    name: str
+    entry: Entry
+    seen_from: int
+    """How many tensors the module holds in whose names this one is."""
+
+
+@dataclass(slots=True)
+class Singles:
+    """
+    Calls that each brought in one parameter, so far.
+    """
+
+    subject: Subject
+    path: str | None
+    wanted: dict[_Place, _Wanted] = field(default_factory=dict)
+    came: set[_Place] = field(default_factory=set)
+    unexpected: dict[str, Entry] = field(default_factory=dict)
+    modules: int = 0
+
+    def add(self, call: Call, offer: Offer) -> None:
+        """
+        Take in one more call.
+        """
+        parts = list(_places(call.module))
+        if any(place not in self.wanted for place, _, _ in parts):
+            self.modules += 1
+        names = {}
+        for place, name, entry in parts:
+            known = self.wanted.get(place)
+            if known is None or known.seen_from < len(parts):
+                label = name if self.modules == 1 else f"{type(call.module).__name__}-{self.modules}.{name}"
+                self.wanted[place] = _Wanted(label, entry, len(parts))
+            names[name] = place
+        for key, entry in offer.entries.items():
+            if key in names:
+                self.came.add(names[key])
+            else:
+                self.unexpected[key] = entry
+
+
+_singles: dict[int, Singles] = {}
+"""By the identity of the options that the calls share; taken out when those are gone."""
+
+
+def postpone(call: Call, conclude: Callable[[Singles], object]) -> bool:
+    """
+    Whether a call is one of many that pass one parameter each: then `conclude` is called later, for all of them.
+    """
+    options, offer = call.kwargs.get("options"), call.offer
+    if offer is None or len(offer.entries) != 1 or call.is_strict or options is None:
+        return False
+    found = _singles.get(id(options))
+    if found is None:
+        if len(_singles) >= MOST_SERIES:
+            return False
+        try:
+            weakref.finalize(options, _conclude, id(options), conclude)
+        except TypeError:
+            return False
+        found = _singles[id(options)] = Singles(Subject.of(call), offer.path)
+    found.add(call, offer)
+    return True
+
+
+def abandon(call: Call) -> None:
+    """
+    Forget a series of which one call has failed: that was said.
+    """
+    _singles.pop(id(call.kwargs.get("options")), None)
+
+
+def _places(module: torch.nn.Module) -> Iterator[tuple[_Place, str, Entry]]:
+    wanted = model_state.inventory(module).entries
+    for path, part in module_facts.parts_of(module):
+        owner = weakref.ref(part)
+        for name, _ in module_facts.tensors_in([("", part)]):
+            full = model_state.bare(f"{path}.{name}" if path else name)
+            if (entry := wanted.get(full)) is not None:
+                yield _Place(owner, name), full, entry
+
+
+@contained("module_parts.conclude")
+def _conclude(options: int, conclude: Callable[[Singles], object]) -> None:
+    if (found := _singles.pop(options, None)) is not None:
+        conclude(found)
+
+
+class Shards:
+    """
+    What modules still lack into which parts are loaded one after the other.
+    """
+
+    def __init__(self) -> None:
+        self._lacking: dict[int, tuple[weakref.ref[torch.nn.Module], frozenset[str]]] = {}
+
+    def lacking_after(self, module: torch.nn.Module, came: Collection[str], missing: Collection[str]) -> frozenset[str]:
+        """
+        What the module lacks after a part; all that this part lacks, where it does not go on with the ones before.
+        """
+        place = id(module)
+        known = self._lacking.pop(place, None)
+        lacking = frozenset(missing)
+        if known is not None and known[0]() is module and known[1].issuperset(came) and came:
+            lacking = known[1].difference(came)
+        if lacking:
+            if len(self._lacking) >= MOST_SERIES:
+                self._lacking.pop(next(iter(self._lacking)), None)
+            self._lacking[place] = weakref.ref(module), lacking
+        return lacking
+
+    def forget(self) -> None:
+        self._lacking.clear()
