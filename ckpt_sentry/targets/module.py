@@ -3,8 +3,9 @@ torch.nn: `Module.load_state_dict`, and `set_model_state_dict` of `torch.distrib
 
 Everybody calls this all the time, so a load that lacks nothing costs a hash of its keys; the first of its kind in the
 process (class of the module, keys) is recorded, none is printed. One that lacks keys is examined and said, once for
-each gap in a class of modules; loads that come in parts are judged as the whole (`module_parts`). What raises keeps its exception, with the report attached. A call from within another load, or from
-within `load_state_dict` itself, is part of that one.
+each gap in a class of modules; loads that come in parts are judged as the whole (`module_parts`). What raises keeps its
+exception, with the report attached. A call from within another load, or from within `load_state_dict` itself, is part
+of that one.
 """
 
 from __future__ import annotations
