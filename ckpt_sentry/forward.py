@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry import config, names
+from ckpt_sentry.checkpoints.regular import own
 from ckpt_sentry.collector.records import MAX_LINE
 from ckpt_sentry.guard import contained, log
 from ckpt_sentry.telemetry import otlp_json
@@ -34,6 +35,7 @@ POST_SECONDS: Final = 5.0
 CLOSE_SECONDS: Final = 3.0
 """How long the end of a job waits for the collector to have everything."""
 
+_LONGEST_MARK: Final = 32
 _FINAL: Final = (HTTPStatus.OK, HTTPStatus.BAD_REQUEST)
 """Answers after which the same request will never be taken: understood and refused, or not understood."""
 
@@ -52,7 +54,7 @@ class Spool:
         """
         The first line that has not been acknowledged and where it ends; None where there is no whole one.
         """
-        with contextlib.suppress(OSError), self.path.open("rb") as file:
+        with contextlib.suppress(OSError), open(self.path, "rb", opener=own) as file:
             file.seek(self.offset)
             line = file.readline(MAX_LINE + 1)
             if line.endswith(b"\n"):
@@ -64,12 +66,13 @@ class Spool:
         Everything up to there has arrived.
         """
         self.offset = offset
-        with contextlib.suppress(OSError):
-            self._mark.write_text(str(offset), encoding="ascii")
+        with contextlib.suppress(OSError), open(self._mark, "w", encoding="ascii", opener=own) as file:
+            file.write(str(offset))
 
     def _marked(self) -> int:
         try:
-            return int(self._mark.read_text(encoding="ascii"))
+            with open(self._mark, encoding="ascii", opener=own) as file:
+                return int(file.read(_LONGEST_MARK))
         except (OSError, ValueError):
             return 0
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from queue import Queue
@@ -158,3 +159,19 @@ def test_started_events_pass_too(tmp_path: Path) -> None:
         forwarder = Forwarder(kept, receiver.address, None)
         assert far.next(1) == ["ckpt_sentry.load.started"]
         forwarder.close()
+
+
+@pytest.mark.parametrize("link", [True, False])
+def test_the_mark_is_no_link_and_no_pipe(tmp_path: Path, link: bool) -> None:  # noqa: FBT001
+    kept, theirs = records(tmp_path), tmp_path / "theirs"
+    kept.append(line("plan"))
+    theirs.write_text("12")
+    mark = kept.path.with_name(kept.path.name + forward.SUFFIX)
+    if link:
+        mark.symlink_to(theirs)
+    else:
+        os.mkfifo(mark)
+    spool = Spool(kept.path)
+    assert spool.offset == 0
+    spool.acknowledge(7)
+    assert theirs.read_text() == "12"

@@ -4,16 +4,19 @@ Stand-ins for the globals that a `torch.save` file may name: they keep shapes an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from ckpt_sentry.audit.inventory import Entry
 from ckpt_sentry.audit.report import Shape
 from ckpt_sentry.checkpoints.elements import contiguous_strides
+from ckpt_sentry.checkpoints.pickle_machine import MAX_ARGUMENTS
 from ckpt_sentry.checkpoints.unpickle import Allowed, Opaque, UnreadablePickle, mapping, record
 
 _MAX_RANK: Final = 64
 _MAX_SIZE: Final = 2**62
+_MAX_ELEMENTS: Final = 2**63
 
 
 class Dtype(NamedTuple):
@@ -68,8 +71,18 @@ def _sizes(value: object) -> tuple[int, ...]:
     return tuple(value)
 
 
+def _shape(value: object) -> Shape:
+    """
+    Sizes of which torch could make a tensor; without the limit, a few bytes would stand for strides of many digits.
+    """
+    shape = _sizes(value)
+    if math.prod(filter(None, shape)) >= _MAX_ELEMENTS:
+        raise UnreadablePickle("has a tensor with a bad shape")
+    return shape
+
+
 def _tensor(dtype: object, size: object, stride: object, storage: Storage | None, offset: object = 0) -> Tensor:
-    shape, strides = _sizes(size), _sizes(stride)
+    shape, strides = _shape(size), _sizes(stride)
     if len(shape) != len(strides) or type(offset) is not int or not 0 <= offset < _MAX_SIZE:
         raise UnreadablePickle("has a tensor with bad strides")
     return Tensor(dtype.name if isinstance(dtype, Dtype) else str(dtype), shape, storage, offset, strides)
@@ -115,7 +128,7 @@ def _rebuild_sparse(layout: object, data: object, *_: object) -> Tensor:
             pass
         case _:
             raise UnreadablePickle("has a sparse tensor of an unknown layout")
-    shape = _sizes(size)
+    shape = _shape(size)
     return Tensor(values.dtype, shape, None, 0, contiguous_strides(shape))
 
 
@@ -124,8 +137,8 @@ def _rebuild_parameter(data: object, *_: object) -> object:
 
 
 def _rebuild_from_type(function: object, _type: object, args: object, *_: object) -> object:
-    if not isinstance(args, tuple):
-        raise UnreadablePickle("rebuilds a tensor from no arguments")
+    if not isinstance(args, tuple) or len(args) > MAX_ARGUMENTS:
+        raise UnreadablePickle("rebuilds a tensor from no arguments it could have")
     if isinstance(function, Opaque) or not callable(function):
         return Opaque("torch._tensor", "_rebuild_from_type_v2", args)
     return function(*args)

@@ -8,23 +8,31 @@ on. Fields and classes that are not known are passed over, since Megatron and ot
 from __future__ import annotations
 
 import math
+import operator
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckpt_sentry.audit.inventory import Entry
 from ckpt_sentry.audit.report import CheckpointSummary, Shape
 from ckpt_sentry.checkpoints import unpickle
 from ckpt_sentry.checkpoints.regular import regular
 
+if TYPE_CHECKING:
+    from typing import TypeGuard
+
 FILE_NAME: Final = ".metadata"
 """`filesystem.py`: `_metadata_fn`. A rank that saved alone writes `__R.metadata` instead."""
 SHARD_NAME: Final = re.compile(r"__([0-9]+)_[0-9]+\.distcp\Z")
 RANK_METADATA_NAME: Final = re.compile(r"__([0-9]+)\.metadata\Z")
 MAX_BYTES: Final = 256 * 2**20
+
+_MAX_RANK: Final = 64
+_MAX_PATH: Final = 65_536
+_INT64: Final = range(-(2**63), 2**63)
 
 _DTYPES: Final = (
     *("float64", "float32", "float16", "bfloat16", "complex32", "complex64", "complex128", "bool"),
@@ -145,17 +153,24 @@ def parse(data: bytes, *, max_bytes: int = MAX_BYTES) -> DcpMetadata:
     """
     loaded = unpickle.load(data, ALLOWED, max_bytes=max_bytes)
     try:
-        return convert(loaded.value, unknown=loaded.unknown)
+        return convert(loaded.value, unknown=loaded.unknown, charge=loaded.charge)
     except (TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         if isinstance(error, unpickle.UnreadablePickle):
             raise
         raise unpickle.UnreadablePickle("holds metadata of an unexpected form") from error
 
 
-def convert(metadata: object, *, unknown: tuple[str, ...] = ()) -> DcpMetadata:
+def _free(_elements: int) -> None:
+    """
+    Torch's own objects are there already: what it takes to walk through them is no question of trust.
+    """
+
+
+def convert(metadata: object, *, unknown: tuple[str, ...] = (), charge: Callable[[int], None] = _free) -> DcpMetadata:
     """
     Plain data from torch's own `Metadata` object, or from its unpickled stand-in.
 
+    :param charge: accounts for elements that are walked through: keys may share what they refer to (`Machine.charge`).
     :raises UnreadablePickle: the object has no `state_dict_metadata`.
     """
     declared = _get(metadata, "state_dict_metadata")
@@ -170,16 +185,15 @@ def convert(metadata: object, *, unknown: tuple[str, ...] = ()) -> DcpMetadata:
         size = _get(value, "size")
         entries[key] = Entry(None, None) if size is None else Entry(_shape(size), _dtype(_get(value, "properties")))
         if size is not None:
-            chunks[key] = tuple(
-                Chunk(_shape(_get(chunk, "offsets")), _shape(_get(chunk, "sizes")))
-                for chunk in _items(_get(value, "chunks"))
-            )
+            found = _items(_get(value, "chunks"))
+            charge(len(found) * (1 + len(entries[key].shape or ()) // 4))
+            chunks[key] = tuple(Chunk(_shape(_get(chunk, "offsets")), _shape(_get(chunk, "sizes"))) for chunk in found)
     version = _get(metadata, "version")
     return DcpMetadata(
         entries=entries,
         chunks=chunks,
-        storage=_storage(_get(metadata, "storage_data")),
-        paths=_paths(_get(metadata, "planner_data")),
+        storage=_storage(_get(metadata, "storage_data"), charge),
+        paths=_paths(_get(metadata, "planner_data"), charge),
         saved_path=_saved_path(_get(metadata, "storage_meta")),
         version=version if isinstance(version, str) else None,
         unknown=unknown,
@@ -192,44 +206,65 @@ def _get(value: object, name: str) -> object:
     return getattr(value, name, None)
 
 
-def _items(value: object) -> Iterable[object]:
+def _items(value: object) -> list[object] | tuple[object, ...]:
     return value if isinstance(value, list | tuple) else ()
 
 
 def _shape(value: object) -> Shape:
-    if not isinstance(value, list | tuple):
-        raise TypeError("a shape that is no sequence")
-    return tuple(int(size) for size in value)
+    if not isinstance(value, list | tuple) or len(value) > _MAX_RANK:
+        raise TypeError("a shape that is no sequence of a few sizes")
+    shape = tuple(map(operator.index, value))
+    if not all(size in _INT64 for size in shape):
+        raise ValueError("a size beyond 64 bits")
+    return shape
 
 
 def _dtype(properties: object) -> str | None:
     # TensorProperties pickles as the tuple (dtype, layout, requires_grad, memory format, pin_memory).
     state = properties.state if isinstance(properties, unpickle.Opaque) else None
     dtype = state[0] if isinstance(state, tuple) and state else _get(properties, "dtype")
-    if dtype is None:
-        return None
-    return (dtype.qualified if isinstance(dtype, unpickle.Opaque) else str(dtype)).removeprefix("torch.")
+    return None if dtype is None else _word(dtype).removeprefix("torch.")
 
 
-def _storage(value: object) -> dict[tuple[str, Shape | None], Stored]:
+def _word(value: object) -> str:
+    """
+    A short value as text. What holds other values is named by its type alone: written out, it might have no end.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, unpickle.Opaque):
+        return value.qualified
+    if isinstance(value, list | tuple | dict) or (type(value) is int and value not in _INT64):
+        return type(value).__name__
+    return str(value)
+
+
+def _storage(value: object, charge: Callable[[int], None]) -> dict[tuple[str, Shape | None], Stored]:
     found: dict[tuple[str, Shape | None], Stored] = {}
     for index, info in value.items() if isinstance(value, dict) else ():
         key, offset = _get(index, "fqn"), _get(index, "offset")
         file, start, length = (_get(info, name) for name in ("relative_path", "offset", "length"))
-        if isinstance(key, str) and isinstance(file, str) and isinstance(start, int) and isinstance(length, int):
-            transforms = tuple(str(item) for item in _items(_get(info, "transform_descriptors")))
-            found[key, None if offset is None else _shape(offset)] = Stored(file, start, length, transforms)
+        if isinstance(key, str) and isinstance(file, str) and _is_place(start) and _is_place(length):
+            described = _items(_get(info, "transform_descriptors"))
+            charge(len(described))
+            place = Stored(file, start, length, tuple(map(_word, described)))
+            found[key, None if offset is None else _shape(offset)] = place
     return found
 
 
-def _paths(value: object) -> dict[str, tuple[str | int, ...]] | None:
+def _is_place(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and value in _INT64
+
+
+def _paths(value: object, charge: Callable[[int], None]) -> dict[str, tuple[str | int, ...]] | None:
     if not isinstance(value, dict):
         return None
-    return {
-        key: tuple(part if isinstance(part, int) else str(part) for part in path)
-        for key, path in value.items()
-        if isinstance(key, str) and isinstance(path, list | tuple)
-    }
+    found: dict[str, tuple[str | int, ...]] = {}
+    for key, path in value.items():
+        if isinstance(key, str) and isinstance(path, list | tuple):
+            charge(len(path))
+            found[key] = tuple(part if isinstance(part, int) and part in _INT64 else _word(part) for part in path)
+    return found
 
 
 def _saved_path(storage_meta: object) -> str | None:
@@ -242,11 +277,14 @@ def _size(sizes: object = ()) -> Shape:
 
 
 def _path(*parts: object) -> str:
-    return str(PurePosixPath(*(str(part) for part in parts)))
+    texts = [part for part in parts if isinstance(part, str)]
+    if len(texts) < len(parts) or sum(map(len, texts)) > _MAX_PATH:
+        raise unpickle.CostlyPickle("holds a path that is none")
+    return str(PurePosixPath(*texts))
 
 
 def _layout(name: object = "") -> str:
-    return str(name)
+    return _word(name)
 
 
 _DCP = "torch.distributed.checkpoint"

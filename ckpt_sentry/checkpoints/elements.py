@@ -220,7 +220,7 @@ class Sampler:
         :raises OSError: the file cannot be opened.
         """
         if file not in self._files:
-            self._files[file] = os.open(file, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            self._files[file] = regular(file, os.O_RDONLY)
         return self._files[file]
 
 

@@ -9,6 +9,7 @@ the older one is five pickles (magic number, protocol, system, object, storage k
 
 from __future__ import annotations
 
+import errno
 import os
 import zipfile
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ from ckpt_sentry.checkpoints._torch_globals import ALLOWED, Storage, Tensor
 from ckpt_sentry.checkpoints.elements import Sample, Slot
 from ckpt_sentry.checkpoints.errors import HeaderError
 from ckpt_sentry.checkpoints.regular import regular
-from ckpt_sentry.checkpoints.unpickle import Opaque, UnreadablePickle
+from ckpt_sentry.checkpoints.unpickle import CostlyPickle, Opaque, UnreadablePickle
 
 MAX_DIRECTORY: Final = 16 * 2**20
 """Bytes of a zip file's directory that are read at most (some 150,000 records)."""
@@ -52,6 +53,10 @@ _USUAL_NAMES: Final = (
 
 _MAX_DEPTH: Final = 3
 _MAX_DICTS: Final = 10_000
+_NAME_PART: Final = 300
+"""Characters of a key in which a word is looked for."""
+_MOST_INFLATED: Final = 64
+"""How many times larger than in the file a compressed pickle may be; beyond lies no checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +104,20 @@ def read(path: str | os.PathLike[str]) -> PickleFacts:
     Read what a `torch.save` file holds; no byte of a tensor is looked at, nothing in the file is run.
 
     :raises OSError: the file cannot be read.
-    :raises HeaderError: `truncated_file` or `pickle_invalid`: no loader can read it.
+    :raises HeaderError: `truncated_file` or `pickle_invalid`: no loader can read it; `not_compared`: one may, but here
+        it would cost too much.
     """
     path = os.fspath(path)
     with elements.open_regular(path) as file:
         is_zip = file.read(4) == b"PK\x03\x04"
     try:
         raw = _read_zip(path) if is_zip else _read_legacy(path)
+    except CostlyPickle as error:
+        text = f"{_name(path)} could not be compared: its pickle {error.reason}"
+        raise HeaderError("not_compared", text, level="info") from None
     except UnreadablePickle as error:
         text = f"the pickle in {_name(path)} {error.reason}"
-        raise HeaderError("pickle_invalid", text, _AGAIN) from error
+        raise HeaderError("pickle_invalid", text, _AGAIN) from None
     return _facts(path, raw)
 
 
@@ -129,12 +138,15 @@ def _name(path: str) -> str:
 def _read_zip(path: str) -> _Raw:
     try:
         _check_directory(path)
-        with zipfile.ZipFile(path) as archive:
+        with open(path, "rb", opener=regular) as file, zipfile.ZipFile(file) as archive:
             return _read_archive(path, archive)
-    except (UnreadablePickle, HeaderError, OSError):
+    except (UnreadablePickle, HeaderError):
         raise
     except Exception as error:
-        # zipfile raises what its parsing happens to run into: BadZipFile, struct.error, NotImplementedError, …
+        if isinstance(error, OSError) and (error.errno != errno.EINVAL or error.filename is not None):
+            raise
+        # zipfile raises what its parsing happens to run into: BadZipFile, struct.error, NotImplementedError, and
+        # OSError (EINVAL) where it looks for a place before the beginning of the file.
         raise HeaderError("pickle_invalid", f"the zip archive {_name(path)} is damaged", _AGAIN) from error
 
 
@@ -155,7 +167,9 @@ def _read_archive(path: str, archive: zipfile.ZipFile) -> _Raw:
     if pickled is None:
         raise HeaderError("pickle_invalid", f"{_name(path)} is a zip archive without data.pkl: torch did not write it")
     if pickled.file_size > unpickle.MAX_BYTES:
-        raise UnreadablePickle(f"is larger than {unpickle.MAX_BYTES} bytes")
+        raise CostlyPickle(f"is larger than {unpickle.MAX_BYTES} bytes")
+    if pickled.file_size > 2**20 + pickled.compress_size * _MOST_INFLATED:
+        raise CostlyPickle("is compressed beyond what a checkpoint allows")
     with archive.open(pickled) as stream:
         data = stream.read(unpickle.MAX_BYTES + 1)
     loaded = unpickle.load(data, ALLOWED, persistent=Storage.from_id)
@@ -185,7 +199,7 @@ def _read_legacy(path: str) -> _Raw:
                     text = f"{_name(path)} is a torch.save file without its end, {size:,} bytes"
                     raise HeaderError("truncated_file", text, _AGAIN) from error
                 raise
-    raise UnreadablePickle(f"is larger than {unpickle.MAX_BYTES} bytes")
+    raise CostlyPickle(f"is larger than {unpickle.MAX_BYTES} bytes")
 
 
 def _parse_legacy(path: str, data: bytes, size: int) -> _Raw:
@@ -255,18 +269,29 @@ def _state(
     slots: dict[str, Slot] = {}
     ties: dict[str, str] = {}
     owners: dict[tuple[str, int, Shape], str] = {}
+    known: dict[int, tuple[Slot, str | None]] = {}
     for key, value in values.items():
         name = _key(key)
         if not isinstance(value, Tensor):
             entries[name] = Entry(None, _type(value))
             continue
         entries[name] = Entry(value.shape, value.dtype)
-        slots[name] = _slot(path, value, places)
-        if value.storage is not None and elements.element_count(value.shape):
-            owner = owners.setdefault((value.storage.key, value.offset, value.shape), name)
-            if owner != name:
-                ties[name] = owner
+        if id(value) not in known:
+            # A file may refer to one tensor by very many names.
+            known[id(value)] = _slot(path, value, places), _owner(value, name, owners)
+        slots[name], owner = known[id(value)]
+        if owner is not None and owner != name:
+            ties[name] = owner
     return Inventory(entries, ties), slots
+
+
+def _owner(tensor: Tensor, name: str, owners: dict[tuple[str, int, Shape], str]) -> str | None:
+    """
+    The first name of the same elements of a storage, this one where there was none; None for a tensor without any.
+    """
+    if tensor.storage is None or not elements.element_count(tensor.shape):
+        return None
+    return owners.setdefault((tensor.storage.key, tensor.offset, tensor.shape), name)
 
 
 def _slot(path: str, tensor: Tensor, places: Mapping[str, _Place]) -> Slot:
@@ -291,31 +316,35 @@ def _find_nested(top: Mapping[object, object]) -> tuple[str | None, Mapping[obje
     Where the top level has tensors itself, only a usual name with more tensors than there counts.
     """
     own = _tensors(top)
-    seen, level = {id(top)}, [("", top)]
+    seen: set[int] = {id(top)}
+    level: list[tuple[_Keys, Mapping[object, object]]] = [((), top)]
     for _ in range(1 if own else _MAX_DEPTH):
         level = [
-            (f"{path}.{key}" if path else key, inner)
+            ((*path, key), inner)
             for path, values in level
             for key, value in values.items()
             if isinstance(key, str) and (inner := _as_dict(value)) is not None
-            if key in _USUAL_NAMES or not (own or "optim" in key.lower())
+            if key in _USUAL_NAMES or not (own or "optim" in key[:_NAME_PART].lower())
         ]
         # By identity, each once, under its likeliest name: a file may refer to one dict from very many places.
         level.sort(key=lambda item: _rank(item[0]), reverse=True)
         unique = {id(inner): (path, inner) for path, inner in level if id(inner) not in seen}
         seen |= unique.keys()
         level = list(unique.values())[-_MAX_DICTS:]
-        found = [(_rank(path), -_tensors(inner), path, inner) for path, inner in level if _tensors(inner) > own]
+        counted = [(_rank(path), -_tensors(inner), path, inner) for path, inner in level]
+        found = [item for item in counted if -item[1] > own]
         if found:
             _, _, path, inner = min(found, key=lambda item: item[:3])
-            return path, inner
+            return ".".join(path), inner
     return None, None
+
+
+_Keys = tuple[str, ...]
 
 
 def _tensors(values: Mapping[object, object]) -> int:
     return sum(isinstance(value, Tensor) for value in values.values())
 
 
-def _rank(path: str) -> int:
-    last = path.rpartition(".")[2]
-    return _USUAL_NAMES.index(last) if last in _USUAL_NAMES else len(_USUAL_NAMES)
+def _rank(path: _Keys) -> int:
+    return _USUAL_NAMES.index(path[-1]) if path[-1] in _USUAL_NAMES else len(_USUAL_NAMES)

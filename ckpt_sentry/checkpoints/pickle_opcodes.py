@@ -16,6 +16,8 @@ from ckpt_sentry.checkpoints.pickle_machine import Machine, Opaque, UnreadablePi
 Step = Callable[[Machine], None]
 
 _HIGHEST_PROTOCOL: Final = 5
+_MEMO: Final = range(2**32)
+"""Places of the memo; a larger number could share its hash with others."""
 
 
 def _proto(m: Machine) -> None:
@@ -98,14 +100,14 @@ def _binfloat(m: Machine) -> None:
 
 def _text_of(size: int) -> Step:
     def step(m: Machine) -> None:
-        m.stack.append(m.take(m.number(size)).decode("utf-8", "surrogatepass"))
+        m.stack.append(m.text(m.take(m.number(size)).decode("utf-8", "surrogatepass")))
 
     return step
 
 
 def _latin_of(size: int) -> Step:
     def step(m: Machine) -> None:
-        m.stack.append(m.take(m.number(size)).decode("latin-1"))
+        m.stack.append(m.text(m.take(m.number(size)).decode("latin-1")))
 
     return step
 
@@ -118,10 +120,10 @@ def _bytes_of(size: int) -> Step:
 
 
 def _unicode(m: Machine) -> None:
-    m.stack.append(m.line())
+    m.stack.append(m.text(m.line()))
 
 
-def _empty(kind: type[list[object] | dict[object, object] | set[object]]) -> Step:
+def _empty(kind: type[list[object] | dict[object, object]]) -> Step:
     def step(m: Machine) -> None:
         m.count_container()
         m.stack.append(kind())
@@ -158,7 +160,7 @@ def _dict(m: Machine) -> None:
 
 def _frozenset(m: Machine) -> None:
     items = m.since_mark()
-    m.stack.append(frozenset(flat(item) for item in items))
+    m.stack.append(tuple(items))
 
 
 def _add_elements(m: Machine, items: list[object]) -> None:
@@ -207,9 +209,9 @@ def _setitems(m: Machine) -> None:
 def _additems(m: Machine) -> None:
     items = m.since_mark()
     target = m.stack[-1]
-    if not isinstance(target, set):
+    if not isinstance(target, list):
         raise UnreadablePickle("adds to something that is no set", m.at)
-    target.update(flat(item) for item in items)
+    target.extend(items)
 
 
 def _get_of(size: int) -> Step:
@@ -236,7 +238,10 @@ def _put_of(size: int) -> Step:
 
 
 def _put(m: Machine) -> None:
-    m.memo[int(m.line())] = m.stack[-1]
+    place = int(m.line())
+    if place not in _MEMO:
+        raise UnreadablePickle("has a memo that no pickler writes", m.at)
+    m.memo[place] = m.stack[-1]
 
 
 def _global(m: Machine) -> None:
@@ -268,6 +273,7 @@ def _build(m: Machine) -> None:
             case (None, dict() as slots):
                 target.state = slots
             case (dict() as attributes, dict() as slots):
+                m.charge(len(attributes) + len(slots))
                 target.state = attributes | slots
             case _:
                 target.state = state
@@ -276,6 +282,7 @@ def _build(m: Machine) -> None:
 def _binpersid(m: Machine) -> None:
     if m.persistent is None:
         raise UnreadablePickle("refers to data outside of itself", m.at)
+    m.count_container()
     m.stack.append(m.persistent(m.stack.pop()))
 
 
@@ -310,7 +317,7 @@ _BY_CODE: Final[dict[int, Step]] = {
     0x96: _bytes_of(8),
     ord("]"): _empty(list),
     ord("}"): _empty(dict),
-    0x8F: _empty(set),
+    0x8F: _empty(list),  # Nobody asks what a set holds, so nothing in it is ever hashed.
     ord(")"): _constant(()),
     0x85: _tuple_of(1),
     0x86: _tuple_of(2),

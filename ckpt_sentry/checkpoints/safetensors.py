@@ -8,17 +8,17 @@ offsets counted from the end of the header.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from ckpt_sentry.audit.escape import shown
 from ckpt_sentry.audit.inventory import Entry, Inventory
-from ckpt_sentry.audit.report import Shape
 from ckpt_sentry.checkpoints import elements
 from ckpt_sentry.checkpoints.elements import Sample, Slot, sample_indices
 from ckpt_sentry.checkpoints.errors import HeaderError
@@ -28,10 +28,13 @@ __all__ = ["MAX_HEADER", "Header", "HeaderError", "bounds", "read", "sample", "s
 MAX_HEADER: Final = 100_000_000
 """Bytes of header that the library accepts at most (safetensors/src/tensor.rs, MAX_HEADER_SIZE)."""
 
+MAX_PARSED: Final = 32 * 2**20
+"""Bytes of header that are read here at most: some 300,000 tensors."""
+
 _AGAIN: Final = "copy or download it again"
 _MAX_RANK: Final = 64
-_ODD: Final = ("\\", '" ', '"\t', '"\n', '"\r')
-_FIELDS: Final = frozenset({"dtype", "shape", "data_offsets"})
+_FIELDS: Final = ("dtype", "shape", "data_offsets")
+_FIELD_SET: Final = frozenset(_FIELDS)
 _MAX_BYTES: Final = 1 << 64
 
 DTYPES: Final[Mapping[str, tuple[str, int]]] = {
@@ -107,7 +110,8 @@ def read(path: str | os.PathLike[str]) -> Header:
     Read the header of a safetensors file; no byte of a tensor is read.
 
     :raises OSError: the file cannot be read.
-    :raises HeaderError: `truncated_file`, `header_too_large` or `header_invalid`: the library would refuse it.
+    :raises HeaderError: `truncated_file`, `header_too_large` or `header_invalid`: the library would refuse it;
+        `not_compared`: the library may take it, but a header of more than `MAX_PARSED` bytes is too much here.
     """
     path = os.fspath(path)
     name = shown(os.path.basename(path))
@@ -126,67 +130,84 @@ def read(path: str | os.PathLike[str]) -> Header:
             )
         if not limits.complete:
             raise HeaderError("truncated_file", f"{name} ends inside its header ({size:,} bytes)", _AGAIN)
+        if limits.header > MAX_PARSED:
+            text = f"{name} could not be compared: its header has {limits.header:,} bytes"
+            raise HeaderError("not_compared", text, level="info")
         raw = head[8:][: limits.header]
         raw += file.read(limits.header - len(raw))
     return _parse(raw, path, name, size)
 
 
+class _Info(NamedTuple):
+    """
+    What the header says of one tensor; its place in bytes, counted from the end of the header.
+    """
+
+    begin: Any
+    end: Any
+    dtype: Any
+    shape: Any
+
+
 def _parse(raw: bytes, path: str, name: str, size: int) -> Header:
+    start = 8 + len(raw)
     document, duplicates = _json(raw, name)
+    del raw
     metadata = document.pop("__metadata__", None)
     if "__metadata__" in duplicates or not (metadata is None or _is_text_map(metadata)):
         _invalid(name, "has bad metadata")
-    start, slots, ends = 8 + len(raw), {}, {}
     for key, info in document.items():
-        dtype, shape, begin, end = _tensor(key, info, name)
-        slots[key] = Slot(path, dtype, shape, start + begin)
-        ends[key] = (begin, end)
-    _check_offsets(ends, name, size - start)
+        document[key] = _tensor(key, info, name)
+    # What is wrong with so many as a header can name is said before anything is built of them.
+    _check_offsets(document, name, size - start)
+    slots = {key: Slot(path, info.dtype, info.shape, start + info.begin) for key, info in document.items()}
     entries = {key: Entry(slot.shape, slot.dtype) for key, slot in slots.items()}
     return Header(Inventory(entries, {}), metadata, slots, duplicates)
 
 
 def _json(raw: bytes, name: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     """
-    The header's object, and the names that it has twice.
+    The header's object, with an `_Info` for whatever describes a tensor, and the names that it has twice.
+
+    One pass: a header may have 100 MB, and dictionaries for all that stands in it would take a multiple of that.
     """
-    try:
-        text = raw.decode()
-        document = json.loads(text, parse_constant=_no_constant)
-        if not isinstance(document, dict):
-            _invalid(name, "is no object")
-        "".join(document).encode()
-        return document, () if _has_each_once(text, document) else _twice(text, name)
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, HeaderError):
-            raise
-        _invalid(name, "is not valid JSON")
-
-
-def _has_each_once(text: str, document: Mapping[str, Any]) -> bool:
-    """
-    Whether it is certain that no object has a name twice: the text has as many names as the objects that came of it.
-
-    Quicker than to look at each pair. Where nothing is escaped and no space stands after a quote, each name ends in a
-    quote and a colon; these may stand at the beginning of other texts as well, so there are at least as many.
-    """
-    names = len(document) + sum(len(value) for value in document.values() if isinstance(value, dict))
-    return text.count('":') == names and not any(odd in text for odd in _ODD)
-
-
-def _twice(text: str, name: str) -> tuple[str, ...]:
     twice: list[tuple[str, ...]] = []
 
-    def build(pairs: list[tuple[str, Any]]) -> None:
-        counts = Counter(key for key, _ in pairs)
-        twice.append(tuple(key for key, count in counts.items() if count > 1))
+    def build(pairs: list[tuple[str, Any]]) -> object:
+        if len(pairs) == len(_FIELDS):
+            (first, dtype), (second, shape), (third, span) = pairs
+            if first == "dtype" and second == "shape" and third == "data_offsets":
+                return _info(dtype, shape, span)
+        found = dict(pairs)
+        twice.append(_repeated(pairs) if len(found) < len(pairs) else ())
+        return _info(*map(found.get, _FIELDS)) if found.keys() >= _FIELD_SET else found
 
-    json.loads(text, object_pairs_hook=build)
+    document: Any = None
+    valid = False
+    # Nothing is raised from what the parser raises: that holds the whole text.
+    with contextlib.suppress(ValueError, RecursionError):
+        document = json.loads(raw.decode(), object_pairs_hook=build, parse_constant=_no_constant)
+        if isinstance(document, dict):
+            "".join(document).encode()
+        valid = True
+    if not valid:
+        _invalid(name, "is not valid JSON")
+    if not isinstance(document, dict):
+        _invalid(name, "is no object")
     # The outermost object is the last to be built: the one of the tensor names.
     *inner, names = twice
-    if not _FIELDS.isdisjoint(key for keys in inner for key in keys):
+    if not _FIELD_SET.isdisjoint(key for keys in inner for key in keys):
         _invalid(name, "describes a tensor by a field that is there twice")
-    return names
+    return document, names
+
+
+def _info(dtype: object, shape: object, span: object) -> _Info:
+    begin, end = span if isinstance(span, list) and len(span) == 2 else (None, None)  # noqa: PLR2004
+    return _Info(begin, end, dtype, tuple(shape) if isinstance(shape, list) else None)
+
+
+def _repeated(pairs: list[tuple[str, Any]]) -> tuple[str, ...]:
+    return tuple(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
 
 
 def _no_constant(text: str) -> NoReturn:
@@ -201,35 +222,37 @@ def _is_size(value: object) -> bool:
     return type(value) is int and 0 <= value < _MAX_BYTES
 
 
-def _tensor(key: str, info: object, name: str) -> tuple[str, Shape, int, int]:
-    if not isinstance(info, dict):
-        _invalid(name, f"describes {shown(key)} by no object")
-    dtype, shape, span = info.get("dtype"), info.get("shape"), info.get("data_offsets")
+def _tensor(key: str, info: object, name: str) -> _Info:
+    if not isinstance(info, _Info):
+        _invalid(name, f"describes {shown(key)} by no object with {', '.join(_FIELDS)}")
+    begin, end, dtype, shape = info
     if not isinstance(dtype, str) or dtype not in DTYPES:
         _invalid(name, f"gives {shown(key)} an unknown type")
-    if not isinstance(shape, list) or len(shape) > _MAX_RANK or not all(map(_is_size, shape)):
+    if not isinstance(shape, tuple) or len(shape) > _MAX_RANK or not all(map(_is_size, shape)):
         _invalid(name, f"gives {shown(key)} a bad shape")
-    if not isinstance(span, list) or len(span) != 2 or not all(map(_is_size, span)):  # noqa: PLR2004 begin, end
+    if not (_is_size(begin) and _is_size(end)):
         _invalid(name, f"gives {shown(key)} bad offsets")
     torch_name, bits = DTYPES[dtype]
-    if elements.element_count(tuple(shape)) * bits != (span[1] - span[0]) * 8:
+    if elements.element_count(shape) * bits != (end - begin) * 8:
         _invalid(name, f"gives {shown(key)} offsets that do not fit its shape")
     if dtype == "F4" and shape:
         # torch packs two elements into one byte and counts the pairs.
-        shape = [*shape[:-1], shape[-1] // 2]
-    return torch_name, tuple(shape), span[0], span[1]
+        shape = (*shape[:-1], shape[-1] // 2)
+    return _Info(begin, end, torch_name, shape)
 
 
-def _check_offsets(ends: Mapping[str, tuple[int, int]], name: str, available: int) -> None:
+def _check_offsets(infos: Mapping[str, _Info], name: str, available: int) -> None:
     cursor = cut = 0
-    for key, (begin, end) in sorted(ends.items(), key=lambda item: item[1]):
+    for key in sorted(infos, key=lambda key: infos[key][:2]):
+        begin, end, *_ = infos[key]
         if begin != cursor:
             _invalid(name, f"has tensors that overlap or leave a hole at {shown(key)}")
         cursor = end
         cut += end > available
     if cursor > available:
         text = (
-            f"{name} has {max(available, 0):,} of {cursor:,} bytes of tensors: {cut:,} of {len(ends):,} tensors are cut"
+            f"{name} has {max(available, 0):,} of {cursor:,} bytes of tensors: {cut:,} of {len(infos):,} tensors "
+            "are cut"
         )
         raise HeaderError("truncated_file", text, _AGAIN)
     if cursor < available:

@@ -12,7 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import FileIO
 from typing import Final, Literal
 
@@ -87,12 +87,14 @@ _WORDS: Final[Mapping[Kind, str]] = {
 @dataclass(frozen=True, slots=True)
 class FileFacts:
     """
-    What lies at a path. `size` is in bytes (0 for a folder); `detail` says more in words, or is empty.
+    What lies at a path. `size` is in bytes (0 for a folder); `detail` says more in words, or is empty; `error` is what
+    is wrong with a safetensors header.
     """
 
     kind: Kind
     size: int
     detail: str = ""
+    error: HeaderError | None = field(default=None, compare=False, repr=False)
 
     @property
     def words(self) -> str:
@@ -104,10 +106,11 @@ class FileFacts:
         return f"{_WORDS[self.kind]} ({self.detail})" if self.detail else _WORDS[self.kind]
 
 
-def sniff(path: str | os.PathLike[str]) -> FileFacts:
+def sniff(path: str | os.PathLike[str], tried: HeaderError | None = None) -> FileFacts:
     """
     Say what lies at a path.
 
+    :param tried: what `safetensors.read` has just raised for it: a header may be large, and is read once.
     :raises OSError: it is not there or cannot be read.
     """
     path = os.fspath(path)
@@ -119,7 +122,7 @@ def sniff(path: str | os.PathLike[str]) -> FileFacts:
     if status.st_size == 0:
         return FileFacts("empty", 0)
     with open_regular(path) as file:
-        return _file(path, file, status.st_size)
+        return _file(path, file, status.st_size, tried)
 
 
 def _folder(path: str) -> FileFacts:
@@ -135,7 +138,7 @@ def _folder(path: str) -> FileFacts:
     return FileFacts("folder", 0, f"with {', '.join(known)} files" if known else "")
 
 
-def _file(path: str, file: FileIO, size: int) -> FileFacts:
+def _file(path: str, file: FileIO, size: int, tried: HeaderError | None) -> FileFacts:
     head = file.read(_HEAD)
     if head.startswith(_LFS):
         promised = re.search(rb"\nsize (\d{1,18})\s", head)
@@ -143,7 +146,7 @@ def _file(path: str, file: FileIO, size: int) -> FileFacts:
     if head.startswith(b"PK\x03\x04"):
         return _zip(path, file, head, size)
     if limits := safetensors.bounds(head, size):
-        return _safetensors(path, limits)
+        return _safetensors(path, limits, tried)
     if head[0] == 0x80 and head[1:2] <= b"\x05":  # noqa: PLR2004 PROTO and its highest version
         if path.endswith(".distcp"):
             return FileFacts("dcp_shard", size)
@@ -164,18 +167,24 @@ def _zip(path: str, file: FileIO, head: bytes, size: int) -> FileFacts:
     return FileFacts("unknown", size, "a zip archive that torch did not write")
 
 
-def _safetensors(path: str, limits: safetensors.Bounds) -> FileFacts:
+def _safetensors(path: str, limits: safetensors.Bounds, tried: HeaderError | None) -> FileFacts:
     if not limits.complete:
         return FileFacts("truncated", limits.size, "a safetensors file that ends inside its header")
+    error = tried or _header_error(path)
+    if error is not None and error.code == "truncated_file":
+        return FileFacts("truncated", limits.size, "a safetensors file without its end")
     if limits.header > safetensors.MAX_HEADER:
-        return FileFacts("safetensors", limits.size, f"with a header of {limits.header:,} bytes")
+        return FileFacts("safetensors", limits.size, f"with a header of {limits.header:,} bytes", error)
+    is_bad = error is not None and error.level == "error"
+    return FileFacts("safetensors", limits.size, "with a bad header" if is_bad else "", error)
+
+
+def _header_error(path: str) -> HeaderError | None:
     try:
         safetensors.read(path)
     except HeaderError as error:
-        if error.code == "truncated_file":
-            return FileFacts("truncated", limits.size, "a safetensors file without its end")
-        return FileFacts("safetensors", limits.size, "with a bad header")
-    return FileFacts("safetensors", limits.size)
+        return error.with_traceback(None)
+    return None
 
 
 def _text(path: str, head: bytes, size: int) -> FileFacts | None:
@@ -241,14 +250,18 @@ def wrong_extension(path: str | os.PathLike[str], kind: Kind) -> bool:
     return kind not in _BY_EXTENSION.get(extension, frozenset({kind}))
 
 
-def findings(path: str | os.PathLike[str], loader: Loader = "file") -> tuple[Finding, ...]:
+def findings(
+    path: str | os.PathLike[str], loader: Loader = "file", tried: HeaderError | None = None
+) -> tuple[Finding, ...]:
     """
     Say what keeps a loader from reading a path; nothing where its bytes are what they should be. Never raises OSError.
+
+    :param tried: as for `sniff`.
     """
     path = os.fspath(path)
     name = shown(os.path.basename(path.rstrip("/")) or path)
     try:
-        facts = sniff(path)
+        facts = sniff(path, tried)
     except FileNotFoundError:
         return (Finding("path_missing", "error", f"{shown(path)} does not exist"),)
     except PermissionError:
@@ -285,11 +298,7 @@ def _for_file(path: str, name: str, facts: FileFacts) -> Finding | None:
     if wrong_extension(path, facts.kind):
         return Finding("wrong_extension", "error", f"{name} is {facts.words}", _rename_to(facts.kind))
     if facts.kind == "safetensors":
-        try:
-            safetensors.read(path)
-        except HeaderError as error:
-            return error.finding()
-        return None
+        return None if facts.error is None else facts.error.finding()
     if facts.kind in {"unknown", "pickle"}:
         return Finding("unknown_format", "error", f"{name} is {facts.words}")
     return None

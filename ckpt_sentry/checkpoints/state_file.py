@@ -50,8 +50,11 @@ def read(path: str | os.PathLike[str]) -> StateFile:
     try:
         return _read_safetensors(path) if by_name == "safetensors" else _read_pickle(path)
     except (OSError, HeaderError, ValueError) as error:
+        # What it holds on to may be large.
+        error.__traceback__ = None
         # What the file really is says more than what its reader ran into.
-        found = sniff.findings(path)
+        tried = error if isinstance(error, HeaderError) and by_name == "safetensors" else None
+        found = sniff.findings(path, tried=tried)
         if isinstance(error, HeaderError) and (not found or found[0].code == error.code):
             found = (error.finding(),)
         if not found:

@@ -5,7 +5,8 @@ This is an interpreter of its own for the opcodes that `torch.save` (protocol 2)
 write (opcodes: `pickletools` of CPython). The interpreter of the standard library would do for honest files, but a
 hostile one can make it fill tens of gigabytes with one memo index, or hash a nested tuple for years, before
 `find_class` is ever asked. Here every length is checked against the bytes that are there, the memo grows by one
-entry for each opcode at most, and only flat keys are ever hashed.
+entry for each opcode at most, only flat keys are ever hashed, and what is copied or walked through once more is
+counted against the bytes of the pickle (`Machine.charge`).
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
-from ckpt_sentry.checkpoints.pickle_machine import Allowed, Machine, Opaque, UnreadablePickle, flat
+from ckpt_sentry.checkpoints.pickle_machine import Allowed, CostlyPickle, Machine, Opaque, UnreadablePickle, flat
 from ckpt_sentry.checkpoints.pickle_opcodes import STEPS
 
-__all__ = ["Allowed", "Loaded", "Opaque", "UnreadablePickle", "load", "mapping", "record"]
+__all__ = ["Allowed", "CostlyPickle", "Loaded", "Opaque", "UnreadablePickle", "load", "mapping", "record"]
 
 MAX_BYTES: Final = 256 * 2**20
 
@@ -24,11 +25,14 @@ MAX_BYTES: Final = 256 * 2**20
 class Loaded(NamedTuple):
     """
     What a pickle held: the value, the globals that were not allowed (sorted), and the index after its last byte.
+
+    `charge` goes on counting for whoever walks through the value: see `Machine.charge`.
     """
 
     value: object
     unknown: tuple[str, ...]
     end: int
+    charge: Callable[[int], None]
 
 
 def record(module: str, name: str) -> Callable[..., Opaque]:
@@ -69,7 +73,7 @@ def load(
     :raises UnreadablePickle: whatever is wrong with the bytes; no other exception leaves this function.
     """
     if len(data) - start > max_bytes:
-        raise UnreadablePickle(f"is larger than {max_bytes} bytes")
+        raise CostlyPickle(f"is larger than {max_bytes} bytes")
     if len(data) == start:
         raise UnreadablePickle("is empty")
     machine = Machine(data, allowed, persistent, start)
@@ -78,8 +82,8 @@ def load(
     except UnreadablePickle:
         raise
     except MemoryError:
-        raise UnreadablePickle("needs more memory than there is", machine.at) from None
+        raise CostlyPickle("needs more memory than there is", machine.at) from None
     except Exception as error:
         reason = "ends before its end" if machine.at >= len(data) else f"is corrupt at byte {machine.at}"
         raise UnreadablePickle(reason, min(machine.at, len(data))) from error
-    return Loaded(value, tuple(sorted(machine.unknown)), machine.at)
+    return Loaded(value, tuple(sorted(machine.unknown)), machine.at, machine.charge)

@@ -14,10 +14,12 @@ import hashlib
 import json
 import os
 import re
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ckpt_sentry.checkpoints.regular import own, regular
 from ckpt_sentry.guard import let_through
 from ckpt_sentry.telemetry import otlp_json
 from ckpt_sentry.telemetry.events import Event, LoadFinished
@@ -151,7 +153,7 @@ class Records:
             if not self._begun:
                 self._begin()
             mode = 0o600 if self._place.private else 0o666
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, mode)
+            descriptor = own(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode)
             try:
                 # A line that was cut short before must not swallow this one.
                 data = b"\n" + line if self._ragged else line
@@ -169,13 +171,23 @@ class Records:
     def _begin(self) -> None:
         folder = self._place.folder
         folder.mkdir(mode=0o700 if self._place.private else 0o777, parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
+        if self._place.private and not _is_own_folder(folder):
+            raise OSError(errno.EPERM, "it is a link or another user's")
+        with contextlib.suppress(FileNotFoundError), open(self.path, "rb", opener=own) as file:
             if file.seek(0, os.SEEK_END):
                 file.seek(-1, os.SEEK_END)
                 self._ragged = file.read(1) != b"\n"
         if self._place.private:
             prune(folder.parent, spare=folder)
         self._begun = True
+
+
+def _is_own_folder(folder: Path) -> bool:
+    """
+    Whether a folder that is meant for its owner alone is one: in a shared place another may have put it there.
+    """
+    found = folder.lstat()
+    return stat.S_ISDIR(found.st_mode) and (not hasattr(os, "geteuid") or found.st_uid == os.geteuid())
 
 
 def _unwritable(folder: Path, why: str) -> str:
@@ -237,7 +249,7 @@ class Reading:
     def __iter__(self) -> Iterator[SourcedEvents]:
         for path in self.files:
             try:
-                with path.open("rb") as file:
+                with open(path, "rb", opener=regular) as file:
                     for number, line in enumerate(self._lines(file)):
                         events = self._events(line)
                         if events:

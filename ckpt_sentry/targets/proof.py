@@ -29,6 +29,7 @@ from ckpt_sentry.checkpoints.elements import (
     is_flat,
     sample_indices,
 )
+from ckpt_sentry.checkpoints.regular import regular
 from ckpt_sentry.targets import module_facts, quick_proof
 from ckpt_sentry.targets.tensors import PLAIN
 
@@ -371,7 +372,7 @@ def _compare_with(held: Held, slot: Slot) -> _Seen:
 def _chunk(slot: Slot, start: int, stop: int) -> torch.Tensor:
     dtype = getattr(torch, slot.dtype)
     size = dtype.itemsize
-    with open(slot.file, "rb", buffering=0) as file:
+    with open(slot.file, "rb", buffering=0, opener=regular) as file:
         file.seek((slot.offset or 0) + start * size)
         data = bytearray((stop - start) * size)
         view, done = memoryview(data), 0

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ckpt_sentry.audit.report import Identity, LoadError
 from ckpt_sentry.checkpoints.paths import mask_text
+from ckpt_sentry.checkpoints.regular import regular
 from ckpt_sentry.telemetry.events import RankEnded
 
 if TYPE_CHECKING:
@@ -125,7 +126,8 @@ def _written(path: Any) -> LoadError | None:
         file = Path(str(path))
         if file.stat().st_size > LARGEST_FILE:
             return None
-        message = json.loads(file.read_text(encoding="utf-8", errors="replace"))["message"]
+        with open(file, encoding="utf-8", errors="replace", opener=regular) as written:
+            message = json.load(written)["message"]
         text = message["message"] if isinstance(message, dict) else message
     except (OSError, ValueError, KeyError, TypeError):
         return None

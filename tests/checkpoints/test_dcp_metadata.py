@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from ckpt_sentry.audit.inventory import Entry
 from ckpt_sentry.checkpoints.dcp_metadata import ALLOWED, Chunk, DcpMetadata, Stored, by_number, convert, parse, read
-from ckpt_sentry.checkpoints.unpickle import UnreadablePickle
+from ckpt_sentry.checkpoints.unpickle import CostlyPickle, UnreadablePickle
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -214,3 +214,65 @@ def test_by_number_orders_any_names(names: list[str]) -> None:
 def test_fspath(tmp_path: Path) -> None:
     (tmp_path / ".metadata").write_bytes(pickle.dumps(many_ranks(1)))
     assert read(os.fspath(tmp_path)) == read(tmp_path)
+
+
+def nested(levels: int) -> tuple[object, ...]:
+    """
+    A value of a few bytes that would be written out as 2 ** levels.
+    """
+    value: tuple[object, ...] = ()
+    for _ in range(levels):
+        value = (value, value)
+    return value
+
+
+def metadata_of(**fields: object) -> bytes:
+    made = Metadata({})
+    made.__dict__.update(fields)
+    return pickle.dumps(made)
+
+
+def tensor_of(chunks: list[object], size: object = torch.Size([4])) -> TensorStorageMetadata:
+    return TensorStorageMetadata(TensorProperties(torch.float32), size, chunks)  # type: ignore[arg-type]
+
+
+SWELLING = {
+    "chunks that all keys share": metadata_of(
+        state_dict_metadata=dict.fromkeys(
+            map(str, range(2_000)), tensor_of([ChunkStorageMetadata(torch.Size([0]), torch.Size([4]))] * 2_000)
+        )
+    ),
+    "a path that all keys share": metadata_of(
+        state_dict_metadata={}, planner_data=dict.fromkeys(map(str, range(2_000)), ("a",) * 2_000)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SWELLING)
+def test_what_swells_is_left_alone(name: str) -> None:
+    with pytest.raises(CostlyPickle, match="refers to the same data again and again"):
+        parse(SWELLING[name])
+
+
+@pytest.mark.parametrize(
+    "size", [(2**64,), (10**4_000,), ("9" * 4_000,), (1,) * 65, (nested(60),)], ids=["64", "long", "text", "65", "deep"]
+)
+def test_a_shape_that_no_tensor_has_is_no_metadata(size: object) -> None:
+    with pytest.raises(UnreadablePickle, match="unexpected form"):
+        parse(metadata_of(state_dict_metadata={"w": tensor_of([], size)}))
+
+
+def test_what_has_no_end_is_named_by_its_type() -> None:
+    properties = TensorProperties(torch.float32)
+    properties.dtype = nested(60)  # type: ignore[assignment]
+    stored = {"w": TensorStorageMetadata(properties, torch.Size([4]), [])}
+    read_back = parse(metadata_of(state_dict_metadata=stored, planner_data={"w": ("w", nested(60), 10**4_000)}))
+    assert read_back.entries["w"] == Entry((4,), "tuple")
+    assert read_back.paths == {"w": ("w", "tuple", "int")}
+
+
+def test_a_layout_or_path_without_end_is_not_written_out() -> None:
+    for module, name in (("torch.serialization", "_get_layout"), ("pathlib", "PosixPath")):
+        data = b"\x80\x02c%s\n%s\n)" % (module.encode(), name.encode()) + b"2\x86" * 100 + b"\x85R."
+        with pytest.raises(UnreadablePickle):
+            parse(data)

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ckpt_sentry.audit.report import Finding
 from ckpt_sentry.checkpoints import elements, pickle_
 from ckpt_sentry.checkpoints.errors import HeaderError
 
@@ -174,6 +175,64 @@ def test_a_hostile_pickle_is_named_and_never_run(tmp_path: Path, how: str) -> No
     assert facts.opaque == ("posix.system",)
     assert facts.inventory.entries["b"] == (None, "posix.system")
     assert not witness.exists()
+
+
+def archive_of(path: Path, pickled: bytes, compression: int = zipfile.ZIP_STORED) -> Path:
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr("archive/data.pkl", pickled)
+        archive.writestr("archive/version", "3\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("pickled", "compression", "reason"),
+    [
+        (
+            b"](" + b"N" * 100_000 + b"eq\x000cbuiltins\nset\nq\x010](" + b"h\x01h\x00\x85R" * 200 + b"e.",
+            zipfile.ZIP_STORED,
+            "refers to the same data again and again, as no checkpoint does",
+        ),
+        (b"N0" * 2_000_000 + b"N.", zipfile.ZIP_DEFLATED, "is compressed beyond what a checkpoint allows"),
+    ],
+    ids=["copies", "compressed"],
+)
+def test_a_pickle_that_swells_is_not_compared_and_not_blamed(
+    tmp_path: Path, pickled: bytes, compression: int, reason: str
+) -> None:
+    path = archive_of(tmp_path / "x.bin", b"\x80\x02" + pickled, compression)
+    with pytest.raises(HeaderError) as caught:
+        pickle_.read(path)
+    assert caught.value.finding() == Finding(
+        "not_compared", "info", f"x.bin could not be compared: its pickle {reason}"
+    )
+
+
+def test_strides_of_endless_digits_are_refused(tmp_path: Path) -> None:
+    size = b"(" + (b"\x8a\x08" + b"\xff" * 7 + b"\x1f") * 60 + b"t"
+    tensor = (
+        b"ctorch._utils\n_rebuild_sparse_tensor\n(ctorch.serialization\n_get_layout\nX\x10\0\0\0torch.sparse_coo\x85R"
+    )
+    values = b"ctorch._utils\n_rebuild_meta_tensor_no_storage\n(ctorch\nfloat32\n)))tR"
+    path = archive_of(tmp_path / "x.bin", b"\x80\x02" + tensor + b"(N" + values + size + b"ttR.")
+    with pytest.raises(HeaderError, match="has a tensor with a bad shape"):
+        pickle_.read(path)
+
+
+def test_very_many_names_of_one_tensor_cost_one_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    real = pickle_._slot
+    monkeypatch.setattr(pickle_, "_slot", lambda *args: made.append(args) or real(*args))
+    path = save(dict.fromkeys(map(str, range(1_000)), torch.ones(2)), tmp_path / "x.pt")
+    facts = pickle_.read(path)
+    assert len(made) == 1
+    assert facts.inventory.ties == dict.fromkeys(map(str, range(1, 1_000)), "0")
+
+
+def test_a_key_that_many_dicts_share_is_not_written_out_for_each(tmp_path: Path) -> None:
+    # 2 kB of file a dict; the names of all that is in them, written out, would take 100 GB.
+    long = "x" * 1_000_000
+    path = save({long: {str(n): {long: {}} for n in range(10_000)}}, tmp_path / "x.pt")
+    assert pickle_.read(path).nested_under is None
 
 
 @pytest.mark.parametrize("keep", [0.3, 0.6, 0.9, 0.99])

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ckpt_sentry.checkpoints.regular import regular
+from ckpt_sentry.checkpoints.regular import own, regular
 from ckpt_sentry.checkpoints.step import find_step
 
 if TYPE_CHECKING:
@@ -34,3 +34,25 @@ def test_a_pipe_in_the_place_of_a_sidecar_tells_no_step(tmp_path: Path) -> None:
         os.mkfifo(tmp_path / name)
 
     assert find_step(tmp_path) is None
+
+
+def test_an_own_file_is_made_and_opened_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        os.close(own(tmp_path / "file", os.O_WRONLY | os.O_CREAT))
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
+
+
+def test_an_own_file_is_no_link_and_no_pipe(tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_text("content")
+    (tmp_path / "link").symlink_to("theirs")
+    (tmp_path / "dangling").symlink_to("nothing")
+    os.mkfifo(tmp_path / "pipe")
+    before = os.listdir("/proc/self/fd")
+    for name in ("link", "dangling", "pipe"):
+        with pytest.raises(OSError, match=f"what lies at {name} is no regular file"):
+            own(tmp_path / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    with pytest.raises(OSError, match="what lies at pipe is no regular file"):
+        own(tmp_path / "pipe", os.O_RDONLY)
+    assert os.listdir("/proc/self/fd") == before
+    assert (tmp_path / "theirs").read_text() == "content"
+    assert not (tmp_path / "nothing").exists()

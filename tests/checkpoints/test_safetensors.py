@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from ckpt_sentry.checkpoints import safetensors
+from ckpt_sentry.audit.report import Finding
+from ckpt_sentry.checkpoints import safetensors, sniff, state_file
 from ckpt_sentry.checkpoints.safetensors import HeaderError
 
 A = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
@@ -196,17 +197,43 @@ def test_a_cut_header_is_a_cut_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("length", "code"), [(100_000_000, None), (100_000_001, "header_too_large")])
-def test_the_limit_of_the_header_is_the_librarys(tmp_path: Path, length: int, code: str | None) -> None:
+def test_only_a_header_beyond_the_librarys_limit_is_too_large(tmp_path: Path, length: int, code: str | None) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(struct.pack("<Q", length) + b"{}".ljust(length))
 
     assert library_reads(path) is (code is None)
-    if code is None:
-        assert safetensors.read(path).inventory.entries == {}
-    else:
-        with pytest.raises(HeaderError, match="100,000,001 bytes") as caught:
-            safetensors.read(path)
-        assert caught.value.code == code
+    with pytest.raises(HeaderError, match=f"{length:,} bytes") as caught:
+        safetensors.read(path)
+    assert (caught.value.code, caught.value.level) == ((code, "error") if code else ("not_compared", "info"))
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_header_beyond_all_measure_is_not_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: int
+) -> None:
+    monkeypatch.setattr(safetensors, "MAX_PARSED", 100)
+    path = write(tmp_path / "x.safetensors", "{}".ljust(100 + more), b"")
+    found = state_file.read(path)
+    assert found.readable is not bool(more)
+    text = "x.safetensors could not be compared: its header has 101 bytes"
+    assert found.findings == ((Finding("not_compared", "info", text),) if more else ())
+
+
+@pytest.mark.parametrize("header", ['{"a', '{"a": 1}', "[]", json.dumps({"a": A, "b": A}), "{}"])
+def test_a_bad_header_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, header: str) -> None:
+    read = []
+    real = safetensors._parse
+    monkeypatch.setattr(safetensors, "_parse", lambda *args: read.append(args) or real(*args))
+    path = write(tmp_path / "x.safetensors", header, b"\0" * 4)
+    assert not state_file.read(path).readable
+    assert sniff.findings(path)
+    assert len(read) == (2 if header[0] == "{" else 0)
+
+
+def test_an_error_holds_on_to_no_header(tmp_path: Path) -> None:
+    with pytest.raises(HeaderError) as caught:
+        safetensors.read(write(tmp_path / "x.safetensors", '{"a"', b""))
+    assert caught.value.__context__ is None
 
 
 json_values = st.recursive(

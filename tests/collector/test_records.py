@@ -141,6 +141,55 @@ def test_a_disk_that_fails_is_told_and_raises_nothing(tmp_path: Path) -> None:
     assert not writer(tmp_path).append({})
 
 
+@pytest.mark.parametrize("kind", ["pipe", "read pipe", "link", "dangling link", "folder"])
+def test_what_lies_in_the_place_of_the_record_is_left_alone_and_told(tmp_path: Path, kind: str) -> None:
+    ours, theirs, reader = writer(tmp_path), tmp_path / "theirs", None
+    theirs.write_text("content")
+    if kind.endswith("pipe"):
+        os.mkfifo(ours.path)
+        reader = os.open(ours.path, os.O_RDONLY | os.O_NONBLOCK) if kind == "read pipe" else None
+    elif kind == "folder":
+        ours.path.mkdir()
+    else:
+        ours.path.symlink_to("theirs" if kind == "link" else "nothing")
+    assert not ours.append({})
+    assert not ours.append({})
+    assert ours.problem is not None
+    assert "what lies at run-n1-7.jsonl is no regular file" in ours.problem
+    assert theirs.read_text() == "content"
+    assert not (tmp_path / "nothing").exists()
+    if reader is not None:
+        assert os.read(reader, 10) == b""
+        os.close(reader)
+
+
+def test_a_link_in_the_place_of_a_private_folder_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "run").symlink_to("../theirs")
+    ours = writer(tmp_path / "state" / "run", private=True)
+    assert not ours.append({})
+    assert "it is a link or another user's" in (ours.problem or "")
+    assert list((tmp_path / "theirs").iterdir()) == []
+
+
+def test_a_state_folder_may_be_reached_by_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "state").symlink_to("real")
+    where = records.place(None, "run", {"XDG_STATE_HOME": str(tmp_path / "state")})
+    assert Records(where, run_id="run", node="n1", pid=7).append(otlp_json.encode([event()]))
+    assert events_in(records.read(tmp_path / "state" / "ckpt_sentry")) == [event()]
+
+
+def test_a_pipe_among_the_records_is_passed_over(tmp_path: Path) -> None:
+    path = write(tmp_path, event())
+    os.mkfifo(tmp_path / "other.jsonl")
+    assert records.record_files(tmp_path) == (path,)
+    reading = records.Reading((path, tmp_path / "other.jsonl"), None)
+    assert events_in(reading) == [event()]
+    assert reading.unreadable == [tmp_path / "other.jsonl"]
+
+
 def test_a_record_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "MAX_LINE", 20)
     ours = writer(tmp_path)
