@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from math import floor
 from typing import Final
 
+from ckpt_sentry.audit import training
 from ckpt_sentry.audit.coverage import Loss
 from ckpt_sentry.audit.depth import shallower
 from ckpt_sentry.audit.diff import Pair
@@ -21,11 +22,14 @@ from ckpt_sentry.audit.report import Coverage, DtypeCast, Finding, Level, Shape,
 ORDER: Final = (
     "renamed_keys",
     "flat_optimizer",
+    "optimizer_names_differ",
     "optimizer_class_changed",
     "no_overlap",
     "shape_mismatch",
     "type_mismatch",
     "missing_keys",
+    "model_whole",
+    "optimizer_state_none",
     "block_lost",
     "kind_lost",
     "low_coverage",
@@ -267,6 +271,11 @@ def _allowance() -> str:
     return f"{_ANEW}, name them in CKPT_SENTRY_ALLOW_MISSING."
 
 
+def _training(facts: Facts) -> Iterator[Finding]:
+    if facts.allowed < _count(facts.missing) and not (facts.inference or facts.mismatched or facts.retyped):
+        yield from training.findings(facts.model.entries, facts.checkpoint.entries, facts.gone)
+
+
 def _depth(facts: Facts) -> str | None:
     return shallower(facts.model.entries, facts.checkpoint.entries, facts.gone)
 
@@ -317,6 +326,7 @@ _SAYERS: Final[tuple[Callable[[Facts], Iterable[Finding]], ...]] = (
     _mismatched,
     _retyped,
     _missing,
+    _training,
     _lost,
     _low_coverage,
     _unexpected,

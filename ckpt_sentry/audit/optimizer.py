@@ -1,9 +1,9 @@
 """
-Optimizer states that do not fit: flat against nested, or of another class.
+Optimizer states that do not fit: flat against nested, by number against by name, or of another class.
 
 The two forms are those of `torch.distributed.checkpoint.state_dict` (`flatten_optimizer_state_dict`), as DCP flattens
 them: nested `optim.param_groups.0.lr`, flat `optim.param_groups.layers.0.weight.lr`. The state has the same names in
-both, `optim.state.layers.0.weight.exp_avg`.
+both, `optim.state.layers.0.weight.exp_avg`; `Optimizer.state_dict` counts the parameters, `optim.state.0.exp_avg`.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ _BY_MARK: Final = (
 _BY_SLOT: Final = (("AdamW or Adam", "exp_avg_sq"), ("SGD", "momentum_buffer"), ("Lion", "exp_avg"))
 _EVERY_OPTION: Final = frozenset({"lr", "weight_decay", "foreach", "maximize", "differentiable", "fused", "capturable"})
 
+GET: Final = "torch.distributed.checkpoint.state_dict.get_optimizer_state_dict"
+"""It names parameters, and makes a state where there is none yet (`_init_optim_state`)."""
+
 _Form = Literal["flat", "nested"]
 
 
@@ -61,6 +64,12 @@ class _Optimizer:
     options: set[str] = field(default_factory=set)
     slots: set[str] = field(default_factory=set)
     forms: dict[_Form, str] = field(default_factory=dict)
+    names: dict[bool, str] = field(default_factory=dict)
+    """A key of the state that names its parameter (True), and one that counts it (False), as far as there are any."""
+
+    @property
+    def is_by_name(self) -> bool | None:
+        return next(iter(self.names)) if len(self.names) == 1 else None
 
     @property
     def form(self) -> _Form | None:
@@ -88,7 +97,8 @@ def diagnose(model: Iterable[str], checkpoint: Iterable[str], difference: Diff) 
     findings: list[Finding] = []
     roots: set[str] = set()
     for root in sorted(wanted.keys() & saved.keys()):
-        found = [*_compare_form(wanted[root], saved[root]), *_compare_class(wanted[root], saved[root])]
+        by_names = tuple(_compare_names(wanted[root], saved[root]))
+        found = [*(by_names or _compare_form(wanted[root], saved[root])), *_compare_class(wanted[root], saved[root])]
         if found:
             roots.add(root)
             findings += found
@@ -97,6 +107,14 @@ def diagnose(model: Iterable[str], checkpoint: Iterable[str], difference: Diff) 
 
 def _is_optimizer(key: str) -> bool:
     return "param_groups." in key or "state." in key
+
+
+def state_of(key: str) -> tuple[str, str] | None:
+    """
+    The root of an optimizer and the parameter, of which a key is a part of the state; None where it is none.
+    """
+    match = _STATE.fullmatch(key) if "state." in key else None
+    return None if match is None else (match["root"] or "", match["of"])
 
 
 def _root(key: str) -> str | None:
@@ -114,8 +132,28 @@ def _read(keys: Iterable[str]) -> dict[str, _Optimizer]:
             optimizer.options.add(group["option"])
             optimizer.forms.setdefault("nested" if group["of"].isdecimal() else "flat", key)
         elif state := _STATE.fullmatch(key):
-            found.setdefault(state["root"] or "", _Optimizer()).slots.add(state["slot"])
+            optimizer = found.setdefault(state["root"] or "", _Optimizer())
+            optimizer.slots.add(state["slot"])
+            optimizer.names.setdefault(not state["of"].isdecimal(), key)
     return found
+
+
+def _compare_names(wanted: _Optimizer, saved: _Optimizer) -> Iterable[Finding]:
+    if wanted.is_by_name is None or saved.is_by_name is None or wanted.is_by_name == saved.is_by_name:
+        return
+    if saved.is_by_name and saved.form == "flat":
+        return  # what `_compare_form` says leads to names as well
+    here, there = shown(wanted.names[wanted.is_by_name]), shown(saved.names[saved.is_by_name])
+    if saved.is_by_name:
+        text = f"by the names of parameters ({there}), the program asks by their numbers ({here})."
+        step = f"Take the state dict by {GET}(model, optimizer), as when the checkpoint was saved."
+    else:
+        text = f"by the numbers of parameters ({there}), the program asks by their names ({here})."
+        step = (
+            "Ask for optimizer.state_dict(), as when the checkpoint was saved, once "
+            f"{GET}(model, optimizer) has made its state."
+        )
+    yield Finding("optimizer_names_differ", "error", f"The optimizer state in the checkpoint goes {text}", step)
 
 
 def _compare_form(wanted: _Optimizer, saved: _Optimizer) -> Iterable[Finding]:

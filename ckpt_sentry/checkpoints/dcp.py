@@ -54,6 +54,17 @@ def diagnose(
     return found if any(finding.level == "error" for finding in found) else (*found, *_told_by(error, text))
 
 
+def newer_unfinished(path: str) -> tuple[Finding, ...]:
+    """
+    Say that a newer checkpoint lies beside the one at `path` whose save has not finished: one look at their folder.
+    """
+    newer = None if "://" in path else neighbours.newer_unfinished(path)
+    if newer is None:
+        return ()
+    text = f"{shown_path(newer)}, newer and in the same folder, has no .metadata: its save has not finished"
+    return (Finding("newer_unfinished", "info", text),)
+
+
 def _no_folder(path: str) -> tuple[Finding, ...]:
     try:
         info = os.stat(path)
@@ -152,14 +163,32 @@ def _missing(path: str) -> tuple[Finding, ...]:
         text += f", with {_some(steps)}"
     if found.cut:
         text += f" (the first {dcp_files.MAX_LISTED:,} names seen)"
+    return (Finding("path_missing", "error", text, _instead_of(parent, lost, below, found)),)
+
+
+def _instead_of(parent: str, lost: str, below: str, found: dcp_files.Listing) -> str:
+    """
+    What to load in place of a path that does not exist: only what is there as a whole.
+    """
     likely = neighbours.meant(lost, found.names)
-    if likely is not None:
-        step = f"did you mean {shown_path(os.path.join(parent, likely, below).rstrip('/'))}?"
-    elif steps and not below:
-        step = f"load {shown_path(os.path.join(parent, steps[0]))}, the newest there"
-    else:
-        step = _CHECK
-    return (Finding("path_missing", "error", text, step),)
+    if likely is not None and _is_checkpoint(meant := os.path.join(parent, likely, below).rstrip("/")):
+        return f"did you mean {shown_path(meant)}?"
+    steps = () if below else neighbours.steps_among(found.folders)
+    newest = neighbours.first_whole(parent, steps)
+    if newest is None:
+        return _CHECK
+    which = "the newest there" if newest == steps[0] else "the newest there that is whole"
+    return f"load {shown_path(os.path.join(parent, newest))}, {which}"
+
+
+def _is_checkpoint(path: str) -> bool:
+    """
+    Whether there is a whole distributed checkpoint, or files in the format of Hugging Face.
+    """
+    if neighbours.is_whole(path):
+        return True
+    found = dcp_files.listing(path)
+    return found is not None and any(name.endswith(".safetensors") for name in found.files)
 
 
 def _some(names: Sequence[str]) -> str:
@@ -268,7 +297,9 @@ def _no_metadata(path: str, found: dcp_files.Listing | None) -> tuple[Finding, .
     below = neighbours.finished_below(path, found.folders)
     if below:
         text = f"{name} is no checkpoint, but holds some: {_some(below)}"
-        return (Finding("no_checkpoint_files", "error", text, f"load {shown_path(os.path.join(path, below[0]))}"),)
+        best = neighbours.first_whole(path, below)
+        step = f"load {shown_path(os.path.join(path, best))}" if best else load_instead(path)
+        return (Finding("no_checkpoint_files", "error", text, step),)
     text = f"{name} holds neither .metadata nor shards{_contents(found)}"
     return (Finding("no_checkpoint_files", "error", text, load_instead(path)),)
 

@@ -75,9 +75,9 @@ class Shards:
     denied: tuple[Denied, ...] = ()
 
 
-def listing(folder: str) -> Listing | None:
+def listing(folder: str, most: int = MAX_LISTED) -> Listing | None:
     """
-    The names in a folder, or None where it cannot be listed.
+    The names in a folder, at most so many, or None where it cannot be listed.
     """
     files: set[str] = set()
     folders: set[str] = set()
@@ -85,7 +85,7 @@ def listing(folder: str) -> Listing | None:
     try:
         with os.scandir(folder) as entries:
             for count, entry in enumerate(entries):
-                if count == MAX_LISTED:
+                if count == most:
                     cut = True
                     break
                 (folders if _is_folder(entry) else files).add(entry.name)

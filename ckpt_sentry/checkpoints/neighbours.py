@@ -8,14 +8,18 @@ import difflib
 import os
 from collections.abc import Iterable
 
-from ckpt_sentry.checkpoints.dcp_files import absolute, listing
+from ckpt_sentry.checkpoints import dcp_metadata
+from ckpt_sentry.checkpoints.dcp_files import absolute, examine, listing, needed_sizes
 from ckpt_sentry.checkpoints.dcp_metadata import FILE_NAME
 from ckpt_sentry.checkpoints.step import step_in_name
+from ckpt_sentry.checkpoints.unpickle import UnreadablePickle
+from ckpt_sentry.guard import let_through
 
 _MAX_COMPARED = 500
 _MAX_TRIED = 20
 _LENGTHS_DIFFER = 2
 _LIKENESS = 0.75
+_MAX_METADATA = 4 * 2**20
 
 
 def steps_among(names: Iterable[str]) -> tuple[str, ...]:
@@ -52,10 +56,50 @@ def earlier(path: str) -> str | None:
     others = [other for other in steps_among(beside.folders) if other != name]
     if step is not None:
         others.sort(key=lambda other: (step_in_name(other) or 0) > step)
-    for other in others[:_MAX_TRIED]:
-        if os.path.isfile(os.path.join(parent, other, FILE_NAME)):
-            return os.path.join(parent, other)
-    return None
+    best = first_whole(parent, others)
+    return None if best is None else os.path.join(parent, best)
+
+
+def first_whole(parent: str, names: Iterable[str]) -> str | None:
+    """
+    The first of some folders in `parent` that is a checkpoint without gaps; few are tried.
+    """
+    tried = [name for name in names if os.path.isfile(os.path.join(parent, name, FILE_NAME))][:_MAX_TRIED]
+    return next((name for name in tried if is_whole(os.path.join(parent, name))), None)
+
+
+def is_whole(path: str) -> bool:
+    """
+    Whether the folder `path` is a checkpoint all of whose files are there, by their sizes. One with so much metadata
+    that it would take long to read is taken at its word.
+    """
+    try:
+        if os.path.getsize(os.path.join(path, FILE_NAME)) > _MAX_METADATA:
+            return True
+        needed = needed_sizes(dcp_metadata.read(path))
+    except (OSError, UnreadablePickle) as failure:
+        let_through(failure)
+        return False
+    shards = examine(path, needed, listing(path))
+    return not (shards.missing or shards.short)
+
+
+def newer_unfinished(path: str) -> str | None:
+    """
+    The folder beside `path` with the highest step, if that is higher than its own and it has shards but no metadata.
+    """
+    parent, name = os.path.split(absolute(path))
+    step = step_in_name(name)
+    beside = None if step is None else listing(parent, _MAX_COMPARED)
+    if step is None or beside is None:
+        return None
+    newest = next(iter(steps_among(beside.folders)), name)
+    if (step_in_name(newest) or 0) <= step:
+        return None
+    inside = listing(os.path.join(parent, newest), _MAX_COMPARED)
+    if inside is None or FILE_NAME in inside.files or not any(map(dcp_metadata.SHARD_NAME.match, inside.files)):
+        return None
+    return newest
 
 
 def finished_below(path: str, folders: Iterable[str]) -> tuple[str, ...]:

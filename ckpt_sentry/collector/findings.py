@@ -17,7 +17,9 @@ from ckpt_sentry.collector.summary import LEVELS, RankFinding
 
 MAX_FINDINGS: Final = 200
 
-_EXPLAIN: Final = frozenset({"renamed_keys", "flat_optimizer", "optimizer_class_changed", "no_overlap"})
+_EXPLAIN: Final = frozenset(
+    {"renamed_keys", "flat_optimizer", "optimizer_names_differ", "optimizer_class_changed", "no_overlap"}
+)
 """Findings that stand among the errors even as warnings: they say why keys are missing."""
 
 _FIRST: Final = (
@@ -25,7 +27,7 @@ _FIRST: Final = (
     "path_missing", "path_is_file", "no_checkpoint_files", "metadata_missing", "metadata_unreadable",
     "rank_local_metadata", "permission_denied", "disk_full", "shard_missing", "shard_truncated", "shard_empty",
     "shard_damaged",
-    "renamed_keys", "flat_optimizer", "optimizer_class_changed", "no_overlap",
+    "renamed_keys", "flat_optimizer", "optimizer_names_differ", "optimizer_class_changed", "no_overlap",
     "values_not_loaded", "tied_weights_lost", "non_finite_values", "meta_left", "paths_differ", "steps_differ",
     "shape_mismatch", "type_mismatch", "missing_keys",
 )  # fmt: skip
@@ -70,6 +72,8 @@ class _Said(NamedTuple):
     rank: int
     findings: tuple[Finding, ...]
     ranks: set[int]
+    keys: str | None = None
+    """The digest of the keys that they ask for."""
 
 
 def _sayings(state: LoadState, groups: list[Saying]) -> list[_Said]:
@@ -77,7 +81,10 @@ def _sayings(state: LoadState, groups: list[Saying]) -> list[_Said]:
     What ranks found: in their reports, and before their reports, where none has come.
     """
     early = (_Said(rank, found, {rank}) for rank, found in sorted(state.early.items()) if rank not in state.finished)
-    return [*(_Said(one.report.identity.rank, one.report.findings, one.ranks) for one in groups), *early]
+    said = (
+        _Said(one.report.identity.rank, one.report.findings, one.ranks, one.report.key_digest or "") for one in groups
+    )
+    return [*said, *early]
 
 
 def merged(sayings: list[_Said]) -> list[RankFinding]:
@@ -95,13 +102,17 @@ def merged(sayings: list[_Said]) -> list[RankFinding]:
             levels.append(one.level)
             members |= said.ranks
     everyone = set[int]().union(*(said.ranks for said in sayings))
+    # Pipeline stages have other keys, and rightly so: nothing follows from what only one of them says of a key.
+    is_one_model = len({said.keys for said in sayings if said.keys is not None}) == 1
     return [
         RankFinding(
             code,
             min(levels, key=LEVELS.__getitem__),
             ranks.compact(members),
             text,
-            _other_model(members, everyone - members) if code == "shape_mismatch" and members != everyone else step,
+            _other_model(members, everyone - members)
+            if code == "shape_mismatch" and members != everyone and is_one_model
+            else step,
         )
         for (code, _), (levels, members, text, step) in rows.items()
     ]

@@ -249,7 +249,8 @@ def _raised(page: Page, one: Aggregate, cause: RankFinding | None) -> None:
     error = one.error
     if error is None or (cause is not None and head.is_refused(one)):
         return
-    if cause is not None and (cause.code.startswith("rank_") or error.message in cause.text):
+    quoted = error.message or error.type
+    if cause is not None and (cause.code.startswith("rank_") or quoted in cause.text):
         return
     first = stack.first_line(error.message)
     page.section("raised", f"{error.type}: {first}" if first else error.type, "quiet", at_most=2)

@@ -67,6 +67,8 @@ def _returned(load: Load) -> None:
     The load came back: look at what it left behind, and refuse that where the settings say so.
     """
     dcp_facts.look_after(load)
+    if path := load.notes.get("path"):
+        load.facts = load.facts.with_findings(files.newer_unfinished(path))
     if load.facts.coverage is None:
         load.facts = load.facts.with_findings([_NOT_COMPARED])
     judged = _judged(load, None)
@@ -138,6 +140,13 @@ def _inner(exc: BaseException) -> LoadError | None:
     return report.error if isinstance(report, LoadReport) else None
 
 
+def _way() -> str:
+    """
+    How a part is loaded. The mode "strict" refuses what is not allowed, however it was asked for.
+    """
+    return f"{_PARTIAL}, and name them in CKPT_SENTRY_ALLOW_MISSING" if config.settings().mode == "strict" else _PARTIAL
+
+
 def _described(load: Load, exc: BaseException) -> LoadError:
     """
     An exception as data; one that has ended another load by what that load's report says of it.
@@ -165,12 +174,13 @@ def _explain(load: Load, exc: BaseException, error: LoadError) -> None:
     path = load.notes.get("path")
     by_keys = raised.is_planners(error.message) and bool(facts.findings)
     if by_keys and (facts.checkpoint is None or facts.checkpoint.keys):
-        load.facts = replace(facts, findings=dcp_keys.decisive(facts.findings, _PARTIAL))
+        load.facts = replace(facts, findings=dcp_keys.decisive(facts.findings, _way()))
         return
     found = list(files.diagnose(path, error=exc, rank=load.notes.get("group_rank"))) if path is not None else []
     if by_keys:
-        # A checkpoint that holds nothing: why, before what it lacks.
-        load.facts = replace(facts, findings=(*found, *dcp_keys.decisive(facts.findings, _PARTIAL)))
+        # A checkpoint that holds nothing: why, instead of that it does.
+        keys = dcp_keys.decisive(facts.findings, _way())
+        load.facts = replace(facts, findings=(*found, *(one for one in keys if not found or one.code != "no_overlap")))
         return
     if not any(finding.level == "error" for finding in found):
         text = f"{error.type}: {error.message}" if error.message else error.type

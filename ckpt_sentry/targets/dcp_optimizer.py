@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry.audit.findings import keys, listing, verb
 from ckpt_sentry.audit.fold import folds
+from ckpt_sentry.audit.optimizer import GET
 from ckpt_sentry.audit.report import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 _GROUPS: Final = "param_groups"
-_MAKES: Final = "torch.distributed.checkpoint.state_dict.get_optimizer_state_dict(model, optimizer)"
+_MAKES: Final = f"{GET}(model, optimizer)"
 _BY_NAME: Final = (
     f"An optimizer that has made no step has no state to ask for: take its state dict by {_MAKES}, which makes it."
 )
