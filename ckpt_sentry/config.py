@@ -33,7 +33,6 @@ _MODES = {"": "off", "0": "off", "off": "off", "false": "off", "no": "off"} | {
     "strict": "strict",
 }
 _LONGEST_VALUE = 60
-_HIGHEST_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +67,7 @@ class Settings:
     verify: Verify = "sample"
     align: Align = "off"
     stall_after: float = 300.0
-    collector: str | None = None
-    token_file: str | None = None
-    receiver: str | None = None
-    lifeline: str | None = None
-    token: str | None = None
+    socket: str | None = None
     run_id: str | None = None
     problems: tuple[str, ...] = ()
 
@@ -291,16 +286,6 @@ def _optional(text: str) -> str | None:
     return text or None
 
 
-def _address(text: str) -> str | None:
-    if not text:
-        return None
-    host, _, port = text.removeprefix("http://").removeprefix("https://").rstrip("/").rpartition(":")
-    if not (host and port.isascii() and port.isdigit() and 0 < int(port) <= _HIGHEST_PORT):
-        message = "is no address of the form HOST:PORT"
-        raise ValueError(message)
-    return text
-
-
 VARIABLES: tuple[Variable, ...] = (
     Variable(
         "CKPT_SENTRY",
@@ -366,24 +351,7 @@ VARIABLES: tuple[Variable, ...] = (
         "a load longer than this yields a stall report",
         _seconds,
     ),
-    Variable(
-        "CKPT_SENTRY_COLLECTOR",
-        "collector",
-        "HOST:PORT",
-        "none",
-        "a `ckpt-sentry collect` that gets every report of this job",
-        _address,
-    ),
-    Variable(
-        "CKPT_SENTRY_TOKEN_FILE", "token_file", "a file", "none", "the token that the collector asks for", _optional
-    ),
-    Variable(
-        "CKPT_SENTRY_RECEIVER", "receiver", "127.0.0.1:PORT", "none", "the launcher's receiver", _address, internal=True
-    ),
-    Variable(
-        "CKPT_SENTRY_LIFELINE", "lifeline", "127.0.0.1:PORT", "none", "the launcher's exchange", _address, internal=True
-    ),
-    Variable("CKPT_SENTRY_TOKEN", "token", "text", "none", "what the receiver asks for", _optional, internal=True),
+    Variable("CKPT_SENTRY_SOCKET", "socket", "a path", "none", "the launcher's socket", _optional, internal=True),
     Variable(
         "CKPT_SENTRY_RUN_ID", "run_id", "text", "none", "the run that this process is part of", _optional, internal=True
     ),

@@ -27,7 +27,7 @@ from ckpt_sentry.audit.report import LoadError, LoadReport
 from ckpt_sentry.checkpoints.paths import mask_text
 from ckpt_sentry.guard import contained
 from ckpt_sentry.render.note import sentence
-from ckpt_sentry.telemetry.channel import Channel
+from ckpt_sentry.telemetry import connection
 from ckpt_sentry.telemetry.events import RankEnded
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def listen() -> None:
     Speak at the end of this process, if there is a launcher that listens. May be called again.
     """
     global _listening_pid  # noqa: PLW0603 - once for the process
-    if config.settings().receiver is None or _listening_pid == os.getpid():
+    if config.settings().socket is None or _listening_pid == os.getpid():
         return
     _listening_pid = os.getpid()
     atexit.register(_at_exit)
@@ -78,12 +78,11 @@ def say(exc: BaseException) -> None:
 
 def tell(event: Event) -> None:
     """
-    Bring one event to the launcher's receiver, if there is one.
+    Bring one event to the launcher, if there is one.
     """
-    settings = config.settings()
-    if settings.receiver is not None:
-        with Channel(settings.receiver, settings.token) as channel:
-            channel.send(event, SECONDS)
+    way = connection.connect()
+    if way is not None and way.send(event, SECONDS):
+        way.taken(SECONDS)
 
 
 def _described(exc: BaseException) -> LoadError:

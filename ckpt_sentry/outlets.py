@@ -1,23 +1,23 @@
 """
-Where the events of a load go: to the launcher's receiver, to OpenTelemetry, to the log, or to this process's own
-speaker where there is no launcher.
+Where the events of a load go: to the launcher, to OpenTelemetry, to the log, or to this process's own speaker where
+there is no launcher, or one that does not listen.
 
 A good load never waits for any of them longer than `GOOD_SECONDS` in all, a failing one `FAILING_SECONDS`.
 """
 
 from __future__ import annotations
 
+import atexit
 import time
 from typing import TYPE_CHECKING
 
 from ckpt_sentry import config, names, stall
 from ckpt_sentry.guard import contained
-from ckpt_sentry.telemetry import log, otel
-from ckpt_sentry.telemetry.channel import Channel
-from ckpt_sentry.telemetry.events import PhaseEntered
+from ckpt_sentry.telemetry import connection, log, otel
 
 if TYPE_CHECKING:
     from ckpt_sentry.speaker import OwnSpeaker
+    from ckpt_sentry.telemetry.connection import Connection
     from ckpt_sentry.telemetry.events import Event, LoadFailing, LoadFinished
 
 GOOD_SECONDS = 0.1
@@ -28,7 +28,7 @@ def prepare() -> None:
     """
     Import what the first load needs, now rather than then. A worker of a launcher does not speak for itself.
     """
-    if config.settings().receiver is None:
+    if config.settings().socket is None:
         _own_speaker()
 
 
@@ -41,13 +41,12 @@ def _own_speaker() -> OwnSpeaker:
 
 class Outlets:
     """
-    The outlets of one load. Holds at most one connection, closed when the load has finished.
+    The outlets of one load.
     """
 
     def __init__(self) -> None:
-        settings = config.settings()
-        self._settings = settings
-        self._channel = Channel(settings.receiver, settings.token) if settings.receiver else None
+        self._settings = config.settings()
+        self._launcher = stall.connect()
         self._otel = otel.active()
         self._left = GOOD_SECONDS
         self._failing = False
@@ -64,6 +63,7 @@ class Outlets:
         """
         self._begin_failing()
         self._deliver(event)
+        self._make_sure()
 
     def finished(self, event: LoadFinished) -> None:
         """
@@ -72,11 +72,11 @@ class Outlets:
         if event.report.verdict != "ok":
             self._begin_failing()
         self._deliver(event)
+        if self._failing:
+            self._make_sure()
         self._say(event)
         if self._otel:
             self._report(event)
-        if self._channel is not None:
-            self._channel.close()
 
     def _begin_failing(self) -> None:
         if not self._failing:
@@ -85,20 +85,37 @@ class Outlets:
 
     @contained("outlets.deliver")
     def _deliver(self, event: Event) -> None:
-        if self._channel is None:
+        if self._launcher is None:
             _own_speaker().hear(event)
-        elif isinstance(event, PhaseEntered) and stall.tell(event):
-            pass
-        elif self._left > 0:
+        else:
             began = time.perf_counter()
-            self._channel.send(event, self._left)
+            if not self._launcher.send(event, self._left):
+                self._speak(self._launcher, event)
             self._left -= time.perf_counter() - began
-            if self._channel.gone:
-                # What a launcher left behind in the environment of a job that outlives it: the job speaks for itself.
-                self._channel = None
-                _own_speaker().hear(event)
         if self._otel and event.name != names.EVENT_LOAD_FINISHED:
             otel.event(event)
+
+    @contained("outlets.make_sure")
+    def _make_sure(self) -> None:
+        """
+        Wait until the launcher has taken everything in.
+        """
+        if self._launcher is None:
+            return
+        began = time.perf_counter()
+        if not self._launcher.taken(self._left):
+            self._speak(self._launcher)
+        self._left -= time.perf_counter() - began
+
+    def _speak(self, launcher: Connection, *last: Event) -> None:
+        """
+        The launcher is gone (the job has outlived it, and its environment with it) or does not listen: this process
+        speaks for itself, from what the launcher has not taken in.
+        """
+        self._launcher = None
+        untaken = launcher.untaken()
+        for event in (*untaken, *(event for event in last if event not in untaken)):
+            _own_speaker().hear(event)
 
     @contained("outlets.say")
     def _say(self, event: LoadFinished) -> None:
@@ -109,3 +126,17 @@ class Outlets:
         otel.finished(event.report)
         if self._failing:
             otel.flush(max(0.0, self._left))
+
+
+@contained("outlets.settle")
+def _settle() -> None:
+    """
+    At the end of the process: say the good loads that the launcher has not taken in. Nobody has waited for that.
+    """
+    launcher = connection.opened()
+    if launcher is not None and not launcher.taken(GOOD_SECONDS):
+        for event in launcher.untaken():
+            _own_speaker().hear(event)
+
+
+atexit.register(_settle)

@@ -8,45 +8,35 @@ a parent above itself only relays to it how its workers ended.
 from __future__ import annotations
 
 import os
-import secrets
 import threading
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry import config, identity
-from ckpt_sentry.collector.answers import Rejection
-from ckpt_sentry.collector.receiver import Receiver
-from ckpt_sentry.forward import Forwarder
 from ckpt_sentry.guard import contained
-from ckpt_sentry.lifeline import Exchange
+from ckpt_sentry.launcher_socket import LauncherSocket
 from ckpt_sentry.run_speaker import Speaker
 from ckpt_sentry.speaker import records_for
-from ckpt_sentry.telemetry.channel import Channel
+from ckpt_sentry.telemetry import connection
 from ckpt_sentry.telemetry.events import RankEnded, RunEnded
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
     from ckpt_sentry.audit.report import Identity
-    from ckpt_sentry.collector.receiver import Request
     from ckpt_sentry.telemetry.events import Event
 
 TICK_SECONDS: Final = 0.5
 RELAY_SECONDS: Final = 1.5
-RECEIVER, LIFELINE, TOKEN, RUN_ID = (
-    "CKPT_SENTRY_RECEIVER",
-    "CKPT_SENTRY_LIFELINE",
-    "CKPT_SENTRY_TOKEN",
-    "CKPT_SENTRY_RUN_ID",
-)
+SOCKET, RUN_ID = "CKPT_SENTRY_SOCKET", "CKPT_SENTRY_RUN_ID"
 
 
 def has_parent() -> bool:
     """
     Whether this process already has a parent that listens.
     """
-    return RECEIVER in os.environ
+    return SOCKET in os.environ
 
 
 class Surroundings:
@@ -78,29 +68,25 @@ class Surroundings:
 
 class Parent(Surroundings):
     """
-    A receiver and an exchange of lifelines on loopback, and a speaker behind them.
+    A socket to which the workers connect, and a speaker behind it.
 
     Args:
         run_id: the run of all workers, or None where they tell it themselves (a command may start several runs).
         local_ranks: how many workers there are, or None where they tell that themselves.
-        knows_ends: whether whoever owns this tells how each worker ended; else what the lifelines show has to do.
+        knows_ends: whether whoever owns this tells how each worker ended; else what the connections show has to do.
     """
 
     def __init__(self, run_id: str | None, local_ranks: int | None, *, knows_ends: bool = True) -> None:
         config.warn_problems()
-        token = secrets.token_urlsafe(24)
         me = identity.identity({})
         self.run_id = run_id or me.run_id
         self._identity = replace(me, run_id=self.run_id)
         self._knows_ends = knows_ends
         records = records_for(self._identity)
         self._speaker = Speaker(records, local_ranks, source=f"{self._identity.node}:{os.getpid()}")
-        self._forwarder = Forwarder.to_collector(records)
-        self._exchange = Exchange(token, self._told, self._gone)
-        self._receiver = Receiver(self._take, token=token)
-        self._receiver.start()
-        self._exchange.start()
-        variables = {RECEIVER: self._receiver.address, LIFELINE: self._exchange.address, TOKEN: token}
+        self._socket = LauncherSocket(self._take, self._gone)
+        self._socket.start()
+        variables = {SOCKET: self._socket.path}
         super().__init__(variables if run_id is None else variables | {RUN_ID: run_id})
         self._closed = threading.Event()
         self._ticker = threading.Thread(target=self._tick, name="ckpt_sentry-speaker", daemon=True)
@@ -123,8 +109,7 @@ class Parent(Surroundings):
         if self._closed.is_set():
             return
         self._closed.set()
-        self._receiver.close()
-        self._exchange.close()
+        self._socket.close()
         self._ticker.join()
         if signal is not None and not self._knows_ends:
             self._speaker.blame(signal)
@@ -132,19 +117,13 @@ class Parent(Surroundings):
         for run_id in self._speaker.runs() or (self.run_id,):
             self._speaker.hear(RunEnded(identity=replace(self._identity, run_id=run_id), at=now, ok=ok))
         self._speaker.settle()
-        if self._forwarder is not None:
-            self._forwarder.close()
 
-    def _take(self, request: Request) -> Rejection | None:
-        refused = self._speaker.receive(request.signal, request.body)
-        return Rejection(refused, "not in the form of the events of ckpt_sentry") if refused else None
-
-    def _told(self, request: dict[str, Any]) -> None:
+    def _take(self, request: dict[str, Any]) -> None:
         self._speaker.receive("logs", request)
 
     def _gone(self, who: Identity) -> None:
         """
-        A worker's lifeline has closed: its process has ended.
+        A worker's connection has closed: its process has ended.
         """
         if not self._knows_ends and not self._closed.is_set():
             self._speaker.gone(who)
@@ -157,7 +136,7 @@ class Parent(Surroundings):
     def _tick_once(self) -> None:
         overdue = self._speaker.overdue(config.settings().stall_after)
         if overdue:
-            self._exchange.ask({"loads": overdue})
+            self._socket.ask({"loads": overdue})
         self._speaker.tick()
 
 
@@ -174,10 +153,9 @@ class Relay(Surroundings):
         """
         Bring the parent one event.
         """
-        settings = config.settings()
-        if settings.receiver is not None:
-            with Channel(settings.receiver, settings.token) as channel:
-                channel.send(event, RELAY_SECONDS)
+        way = connection.connect()
+        if way is not None and way.send(event, RELAY_SECONDS):
+            way.taken(RELAY_SECONDS)
 
     def close(self, *, ok: bool) -> None:
         """

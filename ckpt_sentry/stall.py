@@ -2,7 +2,7 @@
 Loads that last too long: where each rank stands, with the Python stack of its thread.
 
 Under a launcher it is the launcher that notices, since it alone knows who never came; it asks all of its workers
-through their lifelines (`connect`). A process on its own has a timer for the time of each load (`Alarm`).
+through their connections (`connect`). A process on its own has a timer for the time of each load (`Alarm`).
 
 A stack is read from another thread of the process, while the one in question may be blocked in native code: that takes
 the interpreter lock for a moment and nothing else. Names of files, lines and functions are read, and of the program's
@@ -22,12 +22,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from ckpt_sentry import config, identity, names
+from ckpt_sentry import identity, names
 from ckpt_sentry.audit import frames
-from ckpt_sentry.guard import contained, let_through
-from ckpt_sentry.lifeline import Lifeline
-from ckpt_sentry.telemetry import otlp_json
-from ckpt_sentry.telemetry.channel import Channel
+from ckpt_sentry.guard import contained
+from ckpt_sentry.telemetry import connection
 from ckpt_sentry.telemetry.events import LoadStalled
 
 if TYPE_CHECKING:
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from ckpt_sentry.audit.report import Identity
-    from ckpt_sentry.telemetry.events import Event
 
 MOST_FRAMES: Final = 40
 LONGEST_LINE: Final = 200
@@ -170,64 +167,28 @@ class Alarm:
             self._ring(event)
 
 
-_lifeline: Lifeline | None = None
-_lifeline_pid = 0
-_connecting = threading.RLock()
-
-
 @contained("stall.connect")
-def connect() -> None:
+def connect() -> connection.Connection | None:
     """
-    Open the lifeline to the launcher, if there is one that listens and this process has none yet.
+    The connection to the launcher, if there is one that listens; it then knows this worker, and may ask it.
     """
-    global _lifeline, _lifeline_pid  # noqa: PLW0603 - one for the process
-    settings = config.settings()
-    if settings.lifeline is None or settings.token is None:
-        return
-    with _connecting:
-        if _lifeline_pid == os.getpid():
-            return
-        _lifeline_pid = os.getpid()
-        try:
-            _lifeline = Lifeline(settings.lifeline, settings.token, identity.identity(), _answer)
-        except OSError as error:  # the launcher is gone, or was never of our time
-            _lifeline = None
-            let_through(error)
-
-
-def tell(event: Event) -> bool:
-    """
-    Say something through the lifeline, without waiting. False where there is none, or it does not take it.
-    """
-    line = _lifeline if _lifeline_pid == os.getpid() else None
-    return line is not None and line.tell(otlp_json.encode((event,)))
+    way = connection.connect()
+    if way is not None:
+        way.introduce(identity.identity(), _answer)
+    return way
 
 
 def _answer(question: Mapping[str, Any]) -> None:
     """
-    Answer the launcher's question, `{"loads": {load id: when it began}}`, by events to its receiver.
+    Answer the launcher's question, `{"loads": {load id: when it began}}`, by events.
     """
-    settings = config.settings()
-    if settings.receiver is None:
-        return
+    way = connection.connect()
     who = identity.identity()
-    with Channel(settings.receiver, settings.token) as channel:
-        for load_id, since in dict(question["loads"]).items():
-            event = stalled(who, str(load_id), float(since))
-            if event is not None:
-                channel.send(event, ANSWER_SECONDS)
-
-
-def _after_fork_in_child() -> None:
-    """
-    The lifeline is the parent's: held by a child, it would hide the parent's end.
-    """
-    global _connecting  # noqa: PLW0603 - may have been held at the fork
-    _connecting = threading.RLock()
-    _standings.clear()
-    if _lifeline is not None:
-        _lifeline.close()
+    for load_id, since in dict(question["loads"]).items():
+        event = stalled(who, str(load_id), float(since))
+        if way is not None and event is not None:
+            way.send(event, ANSWER_SECONDS)
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+    os.register_at_fork(after_in_child=_standings.clear)

@@ -50,9 +50,7 @@ def test_every_setting() -> None:
             "CKPT_SENTRY_VERIFY": "full",
             "CKPT_SENTRY_ALIGN": "auto",
             "CKPT_SENTRY_STALL_AFTER": "1.5",
-            "CKPT_SENTRY_COLLECTOR": "node0:4318",
-            "CKPT_SENTRY_RECEIVER": "127.0.0.1:1234",
-            "CKPT_SENTRY_TOKEN": "secret",
+            "CKPT_SENTRY_SOCKET": "/tmp/x/socket",
             "CKPT_SENTRY_RUN_ID": "run7",
         }
     ) == Settings(
@@ -64,9 +62,7 @@ def test_every_setting() -> None:
         verify="full",
         align="auto",
         stall_after=1.5,
-        collector="node0:4318",
-        receiver="127.0.0.1:1234",
-        token="secret",
+        socket="/tmp/x/socket",
         run_id="run7",
     )
 
@@ -82,8 +78,6 @@ def test_every_setting() -> None:
         ("CKPT_SENTRY_ALIGN", "x" * 100, f'"{"x" * 59}…" is none of off, auto; off is used'),
         ("CKPT_SENTRY_STALL_AFTER", "-1", '"-1" is no number of seconds; 300 is used'),
         ("CKPT_SENTRY_STALL_AFTER", "nan", '"nan" is no number of seconds; 300 is used'),
-        ("CKPT_SENTRY_COLLECTOR", "node0", '"node0" is no address of the form HOST:PORT; none is used'),
-        ("CKPT_SENTRY_COLLECTOR", "node0:99999", '"node0:99999" is no address of the form HOST:PORT; none is used'),
     ],
 )
 def test_a_bad_value_is_one_problem_and_the_default(name: str, text: str, problem: str) -> None:
@@ -201,8 +195,6 @@ def test_origins() -> None:
         "CKPT_SENTRY_VERIFY": ("sample", "default"),
         "CKPT_SENTRY_ALIGN": ("off", "default"),
         "CKPT_SENTRY_STALL_AFTER": ("300", "default"),
-        "CKPT_SENTRY_COLLECTOR": ("-", "default"),
-        "CKPT_SENTRY_TOKEN_FILE": ("-", "default"),
     }
 
 

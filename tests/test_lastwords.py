@@ -9,10 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 from queue import Empty, Queue
+from typing import Any
 
 import pytest
 
-from ckpt_sentry.collector.receiver import Receiver, Request
+from ckpt_sentry.launcher_socket import LauncherSocket
 from ckpt_sentry.telemetry import otlp_json
 from ckpt_sentry.telemetry.events import Event, RankEnded
 from tests.integration.harness import environment
@@ -22,7 +23,7 @@ LISTEN = "from ckpt_sentry import lastwords\nlastwords.listen()\n"
 
 class Worker:
     """
-    Runs code as rank 1 of 2 under a receiver.
+    Runs code as rank 1 of 2 under a launcher.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -30,19 +31,22 @@ class Worker:
         self.error_file = folder / "error.json"
 
     def run(self, code: str, **settings: str) -> subprocess.CompletedProcess[str]:
-        with Receiver(self._take) as receiver:
-            environ = environment(
-                CKPT_SENTRY_RECEIVER=receiver.address,
-                TORCHELASTIC_ERROR_FILE=str(self.error_file),
-                RANK="1",
-                WORLD_SIZE="2",
-                **settings,
-            )
-            line = [sys.executable, "-c", LISTEN + code]
+        launcher = LauncherSocket(self._take, lambda _: None)
+        launcher.start()
+        environ = environment(
+            **{"CKPT_SENTRY_SOCKET": launcher.path} | settings,
+            TORCHELASTIC_ERROR_FILE=str(self.error_file),
+            RANK="1",
+            WORLD_SIZE="2",
+        )
+        line = [sys.executable, "-c", LISTEN + code]
+        try:
             return subprocess.run(line, env=environ, capture_output=True, text=True, check=False, timeout=60)
+        finally:
+            launcher.close()
 
-    def _take(self, request: Request) -> None:
-        for event in otlp_json.decode(request.body)[0]:
+    def _take(self, request: dict[str, Any]) -> None:
+        for event in otlp_json.decode(request)[0]:
             self.events.put(event)
 
     def word(self) -> RankEnded:
@@ -110,7 +114,7 @@ def test_a_forked_child_does_not_speak_for_its_parent(worker: Worker) -> None:
 
 
 def test_a_launcher_that_is_gone_delays_nothing(worker: Worker) -> None:
-    done = worker.run("import os\nraise ValueError('x')", CKPT_SENTRY_TOKEN="t")
+    done = worker.run("import os\nraise ValueError('x')", CKPT_SENTRY_SOCKET="/nowhere/socket")
     assert done.stderr.splitlines()[-1] == "ValueError: x"
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,85 +7,95 @@ import pytest
 
 from ckpt_sentry import config, outlets, speaker
 from ckpt_sentry.audit.report import LoadError
+from ckpt_sentry.launcher_socket import LauncherSocket
 from ckpt_sentry.outlets import FAILING_SECONDS, GOOD_SECONDS, Outlets
+from ckpt_sentry.telemetry import connection
 from tests.collector.jobs import failing, finished, started
 
 ERROR = LoadError("OSError", "[Errno 5] Input/output error", "read")
 
 
-@pytest.fixture
-def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+@pytest.fixture(autouse=True)
+def _own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """
-    A receiver that takes connections (the kernel does) and never answers.
+    A process that has spoken to nobody yet.
     """
-    with socket.create_server(("127.0.0.1", 0), backlog=16) as listener:
-        monkeypatch.setenv("CKPT_SENTRY_RECEIVER", f"127.0.0.1:{listener.getsockname()[1]}")
-        monkeypatch.setenv("CKPT_SENTRY_LOG", "off")
-        config.reset()
-        yield listener
+    monkeypatch.setenv("CKPT_SENTRY_DIR", str(tmp_path))
+    monkeypatch.setattr(speaker, "_own", None)
+    yield
+    connection.forget()
     config.reset()
 
 
-def connections(listener: socket.socket) -> int:
-    listener.settimeout(0)
-    count = 0
-    while True:
-        try:
-            listener.accept()[0].close()
-        except BlockingIOError:
-            return count
-        count += 1
+def records(folder: Path) -> int:
+    return sum(len(file.read_text().splitlines()) for file in folder.glob("*.jsonl"))
 
 
-def test_a_good_load_waits_for_a_receiver_that_does_not_answer_once(silent: socket.socket) -> None:
+@pytest.fixture
+def deaf(monkeypatch: pytest.MonkeyPatch) -> Iterator[LauncherSocket]:
+    """
+    A launcher that takes connections and bytes (the kernel does) and never answers.
+    """
+    made = LauncherSocket(print, print)
+    monkeypatch.setenv("CKPT_SENTRY_SOCKET", made.path)
+    config.reset()
+    yield made
+    made._listener.close()
+
+
+@pytest.mark.usefixtures("deaf")
+def test_a_good_load_does_not_wait_for_a_launcher_that_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
     made = Outlets()
-    assert made._left == GOOD_SECONDS
     made.event(started(0))
-    assert made._left <= 0
-    for _ in range(100):
-        made.event(started(0))
     made.finished(finished(0))
-    assert connections(silent) == 1
+    assert made._left > GOOD_SECONDS / 2
+    assert capsys.readouterr().err == ""
+    # Whether it has been heard is seen to when the process ends.
+    outlets._settle()
+    assert capsys.readouterr().err.startswith("ckpt_sentry ✓ dcp.load")
 
 
-def test_a_failing_load_has_one_budget_for_everything(silent: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("deaf")
+def test_a_failing_load_has_one_budget_and_speaks_for_itself_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     monkeypatch.setattr(outlets, "FAILING_SECONDS", 0.2)
     made = Outlets()
     made.event(started(0))
     made.urgent(failing(0, ERROR))
     assert made._left <= 0
     made.finished(finished(0, verdict="failed", error=ERROR))
-    assert connections(silent) == 2
+    assert capsys.readouterr().err.startswith("ckpt_sentry ✗ dcp.load failed")
+    assert records(tmp_path) == 3
 
 
-def test_an_absent_receiver_is_found_out_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    monkeypatch.setenv("CKPT_SENTRY_RECEIVER", f"127.0.0.1:{port}")
-    monkeypatch.setenv("CKPT_SENTRY_LOG", "off")
-    config.reset()
-    made = Outlets()
-    made.urgent(failing(0, ERROR))
-    made.finished(finished(0, verdict="failed", error=ERROR))
-    config.reset()
-    assert made._left > FAILING_SECONDS / 2
-
-
-def test_a_job_that_outlives_its_launcher_speaks_for_itself(
+def test_an_absent_launcher_is_found_out_at_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
-    monkeypatch.setenv("CKPT_SENTRY_RECEIVER", address)
-    monkeypatch.setenv("CKPT_SENTRY_DIR", str(tmp_path))
-    monkeypatch.setattr(speaker, "_own", None)
+    monkeypatch.setenv("CKPT_SENTRY_SOCKET", str(tmp_path / "socket"))
     config.reset()
     made = Outlets()
     made.event(started(0))
     made.urgent(failing(0, ERROR))
     made.finished(finished(0, verdict="failed", error=ERROR))
-    config.reset()
+    assert made._left > FAILING_SECONDS / 2
+    assert records(tmp_path) == 3
+    assert capsys.readouterr().err.startswith("ckpt_sentry ✗ dcp.load failed")
 
-    (file,) = tmp_path.glob("*.jsonl")
-    assert len(file.read_text().splitlines()) == 3
+
+def test_a_job_that_outlives_its_launcher_speaks_for_itself(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launcher = LauncherSocket(lambda _: None, lambda _: None)
+    launcher.start()
+    monkeypatch.setenv("CKPT_SENTRY_SOCKET", launcher.path)
+    config.reset()
+    first = Outlets()
+    first.event(started(0))
+    assert first._launcher is not None
+    assert first._launcher.taken(10.0)
+    launcher.close()
+    first.urgent(failing(0, ERROR))
+    first.finished(finished(0, verdict="failed", error=ERROR))
+    assert records(tmp_path) == 2
     assert capsys.readouterr().err.startswith("ckpt_sentry ✗ dcp.load failed")

@@ -16,7 +16,6 @@ import click
 from ckpt_sentry import __version__
 
 COMMANDS = {
-    "collect": "Receive the reports of a job's nodes, and show them as one.",
     "report": "Show what the loads of a run came to.",
     "run": "Run a command with the agent in every Python process of it.",
     "status": "Show how the agent gets into a process, its settings and its patches.",

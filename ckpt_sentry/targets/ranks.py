@@ -1,5 +1,5 @@
 """
-Workers of a distributed job, apart from their loads: a lifeline once they have a process group, and last words.
+Workers of a distributed job, apart from their loads: a connection once they have a process group, and last words.
 
 * `torch.distributed.distributed_c10d.init_process_group`: from there on others may wait for this rank.
 * `torch.multiprocessing.spawn._wrap` (spawn.py:78): what a spawned worker ends by never comes to the interpreter's top.
@@ -42,7 +42,7 @@ def instrument_spawn(module: ModuleType) -> None:
 
 @contained("ranks.watched")
 def _watched(_: Callable[..., Any], args: tuple[Any, ...], __: dict[str, Any]) -> Any:
-    return args or True if config.settings().receiver is not None else None
+    return args or True if config.settings().socket is not None else None
 
 
 @contained("ranks.grouped")

@@ -1,7 +1,7 @@
 """
 One job on two hosts, as far as one machine can have them: two network namespaces and host names, joined by a cable.
 
-Each host has a torchrun with two ranks; `ckpt-sentry collect` on the first hears both.
+Each host has a torchrun with two ranks, and says what it knows of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from tests.integration.harness import TIMEOUT, Outcome, environment
 
 TAG = f"{os.getpid() % 10_000:04d}"
 ADDRESSES = {"a": "10.77.0.1", "b": "10.77.0.2"}
-PORT = 4318
 
 
 def ip(*words: str) -> None:
@@ -72,18 +71,6 @@ class Cable:
         self.processes.append(process)
         return process
 
-    def collect(self) -> subprocess.Popen[str]:
-        """
-        The collector, on host a; returns once it listens.
-        """
-        (self.folder / "token").write_text("sesame\n")
-        line = [*ranks.CKPT_SENTRY, "collect", "--listen", f"{ADDRESSES['a']}:{PORT}"]
-        line += ["--token-file", str(self.folder / "token"), "--dir", str(self.folder / "central")]
-        number = len(self.processes)
-        process = self.on("a", *line)
-        self.until(lambda: "listening" in self.said("a", number))
-        return process
-
     def torchrun(self, host: str, *words: str, **settings: str) -> subprocess.Popen[str]:
         """
         Two ranks of `rank_ends.py`.
@@ -94,8 +81,6 @@ class Cable:
         mine = {
             "CKPT_SENTRY": "1",
             "CKPT_SENTRY_DIR": str(self.folder / f"records-{host}"),
-            "CKPT_SENTRY_COLLECTOR": f"{ADDRESSES['a']}:{PORT}",
-            "CKPT_SENTRY_TOKEN_FILE": str(self.folder / "token"),
             "GLOO_SOCKET_IFNAME": f"{host}{TAG}v",
         }
         return self.on(host, *line, *words, str(self.folder / "work"), **(mine | settings))
@@ -144,50 +129,22 @@ def cable(tmp_path: Path) -> Iterator[Cable]:
             ip("netns", "del", space)
 
 
-def end(collector: subprocess.Popen[str]) -> None:
-    collector.terminate()
-    assert collector.wait(TIMEOUT) == 0
-
-
-def test_one_report_of_four_ranks_on_two_nodes(cable: Cable) -> None:
-    collector = cable.collect()
+def test_each_node_says_what_its_ranks_saw(cable: Cable) -> None:
     jobs = [cable.torchrun(host, "plan", "3", "raise") for host in ADDRESSES]
     assert [job.wait(TIMEOUT) for job in jobs] == [1, 1]
-    cable.until(lambda: "ckpt_sentry ✗" in cable.said("a", 0))
-    end(collector)
-    load = ranks.last(cable.records("central"))
-    assert ranks.first(load) == ("ValueError", 3, "plan")
-    assert (load["ranks_reported"], load["error"]["order_by"]) == ("0-3", "clock")
-    assert [group["ranks"] for group in load["groups"]] == ["0-2", "3"]
-    assert cable.said("a", 0).count("ckpt_sentry ✗") == 1
-    assert ranks.last(cable.records("records-b"))["ranks_reported"] == "2-3"
+    loads = [ranks.last(cable.records(f"records-{host}")) for host in ADDRESSES]
+    assert [load["ranks_reported"] for load in loads] == ["0-1", "2-3"]
+    assert ranks.first(loads[1]) == ("ValueError", 3, "plan")
+    assert len({load["load_id"] for load in loads}) == 1
+    assert [cable.said(host, number).count("ckpt_sentry ✗") for number, host in enumerate(ADDRESSES)] == [1, 1]
 
 
 def test_a_cable_cut_amid_a_load_leaves_what_each_side_knew(cable: Cable) -> None:
-    collector = cable.collect()
     jobs = [cable.torchrun(host, "none", "0", "none", SLOW_READ="6", PG_TIMEOUT="10") for host in ADDRESSES]
     cable.until(lambda: all(cable.has(f"records-{host}", '"read"') for host in ADDRESSES))
-    cable.until(lambda: cable.has("central", "node-b"))
     ip("-n", f"b{TAG}", "link", "set", f"b{TAG}v", "down")
     for job in jobs:
         job.wait(TIMEOUT)
-    end(collector)
-    near, far, whole = (ranks.last(cable.records(name)) for name in ("records-a", "records-b", "central"))
+    near, far = (ranks.last(cable.records(f"records-{host}")) for host in ADDRESSES)
     assert (near["verdict"], near["ranks_reported"]) == ("failed", "0-1")
     assert (far["verdict"], far["ranks_reported"]) == ("failed", "2-3")
-    assert (whole["verdict"], whole["ranks_reported"]) == ("failed", "0-1")
-    silent = [row for row in whole["unfinished"] if row["why"] == "nothing more was heard"]
-    assert [row["ranks"] for row in silent] == ["2-3"]
-
-
-def test_a_collector_that_is_killed_and_started_again_has_everything(cable: Cable) -> None:
-    collector = cable.collect()
-    jobs = [cable.torchrun(host, "none", "0", "none", SLOW_READ="6") for host in ADDRESSES]
-    cable.until(lambda: cable.has("central", '"ckpt_sentry.load.started"'))
-    os.killpg(collector.pid, signal.SIGKILL)
-    collector.wait()
-    collector = cable.collect()
-    assert [job.wait(TIMEOUT) for job in jobs] == [0, 0]
-    end(collector)
-    load = ranks.last(cable.records("central"))
-    assert (load["verdict"], load["ranks_reported"]) == ("ok", "0-3")
