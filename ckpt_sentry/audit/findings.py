@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from math import floor
 from typing import Final
 
-from ckpt_sentry.audit import training
+from ckpt_sentry.audit import codes, training
 from ckpt_sentry.audit.coverage import Loss
 from ckpt_sentry.audit.depth import shallower
 from ckpt_sentry.audit.diff import Pair
@@ -18,25 +18,6 @@ from ckpt_sentry.audit.fold import Fold, folds
 from ckpt_sentry.audit.inventory import Inventory
 from ckpt_sentry.audit.rename import Inference
 from ckpt_sentry.audit.report import Coverage, DtypeCast, Finding, Level, Shape, ShapeMismatch
-
-ORDER: Final = (
-    "renamed_keys",
-    "flat_optimizer",
-    "optimizer_names_differ",
-    "optimizer_class_changed",
-    "no_overlap",
-    "shape_mismatch",
-    "type_mismatch",
-    "missing_keys",
-    "model_whole",
-    "optimizer_state_none",
-    "block_lost",
-    "kind_lost",
-    "low_coverage",
-    "unexpected_keys",
-    "dtype_cast",
-)
-"""What explains comes before what it explains."""
 
 RENAME: Final = "Rename its keys: model.load_state_dict(ckpt_sentry.unify_keys(state_dict, model))."
 RENAME_BY_HAND: Final = (
@@ -89,8 +70,7 @@ def ranked(found: Iterable[Finding]) -> tuple[Finding, ...]:
     """
     Put what explains before what it explains.
     """
-    place = {code: number for number, code in enumerate(ORDER)}
-    return tuple(sorted(found, key=lambda finding: (place.get(finding.code, len(place)), finding.text)))
+    return tuple(sorted(found, key=lambda finding: (codes.PLACE[finding.code], finding.text)))
 
 
 def renaming(found: Iterable[Finding], step: str) -> tuple[Finding, ...]:

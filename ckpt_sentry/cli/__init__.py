@@ -16,6 +16,7 @@ import click
 from ckpt_sentry import __version__
 
 COMMANDS = {
+    "explain": "Say what a finding or a verdict means.",
     "report": "Show what the loads of a run came to.",
     "run": "Run a command with the agent in every Python process of it.",
     "status": "Show how the agent gets into a process, its settings and its patches.",

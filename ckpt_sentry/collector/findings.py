@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
-from ckpt_sentry.audit import ranks
+from ckpt_sentry.audit import codes, ranks
 from ckpt_sentry.audit.peers import is_refusal
 from ckpt_sentry.audit.report import Finding, Level
 from ckpt_sentry.collector.ends import Cause, Story
@@ -17,25 +17,8 @@ from ckpt_sentry.collector.summary import LEVELS, RankFinding
 
 MAX_FINDINGS: Final = 200
 
-_EXPLAIN: Final = frozenset(
-    {"renamed_keys", "flat_optimizer", "optimizer_names_differ", "optimizer_class_changed", "no_overlap"}
-)
-"""Findings that stand among the errors even as warnings: they say why keys are missing."""
-
-_FIRST: Final = (
-    "rank_killed", "rank_absent", "rank_exited", "rank_stalled",
-    "path_missing", "path_is_file", "no_checkpoint_files", "metadata_missing", "metadata_unreadable",
-    "rank_local_metadata", "permission_denied", "disk_full", "shard_missing", "shard_truncated", "shard_empty",
-    "shard_damaged",
-    "renamed_keys", "flat_optimizer", "optimizer_names_differ", "optimizer_class_changed", "no_overlap",
-    "values_not_loaded", "tied_weights_lost", "non_finite_values", "meta_left", "paths_differ", "steps_differ",
-    "shape_mismatch", "type_mismatch", "missing_keys",
-)  # fmt: skip
-_LAST: Final = (
-    "low_coverage", "dtype_cast", "unexpected_keys", "rank_raised", "key_sets_differ", "peer_failed", "left_out",
-)  # fmt: skip
-_ORDER: Final = {code: place for place, code in enumerate((*_FIRST, None, *_LAST))}
-"""Causes before their effects: a rename explains missing keys, a missing folder explains everything."""
+_UNKNOWN: Final = codes.PLACE["low_coverage"]
+"""Where a code stands that a newer rank has said: behind the causes, before their effects."""
 
 
 def collect(state: LoadState, story: Story, groups: list[Saying], first: Cause | None) -> tuple[RankFinding, ...]:
@@ -49,8 +32,8 @@ def collect(state: LoadState, story: Story, groups: list[Saying], first: Cause |
     def order(one: RankFinding) -> tuple[object, ...]:
         told = one.code == "peer_failed"
         elsewhere = lead is not None and lead not in _members(one)
-        level = 0 if one.code in _EXPLAIN and one.level == "warning" else LEVELS[one.level]
-        return level, told, elsewhere, _ORDER.get(one.code, _ORDER[None]), one.code, one.text, one.ranks
+        level = 0 if one.code in codes.LEADING and one.level == "warning" else LEVELS[one.level]
+        return level, told, elsewhere, codes.PLACE.get(one.code, _UNKNOWN), one.code, one.text, one.ranks
 
     found.sort(key=order)
     if state.left_out or len(found) > MAX_FINDINGS:
