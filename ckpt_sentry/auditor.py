@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from ckpt_sentry.audit.policy import MAY_BE_MISSING
 from ckpt_sentry.audit.report import Coverage, Facts, Finding
 from ckpt_sentry.checkpoints import dcp_metadata, folder
 from ckpt_sentry.checkpoints.errors import HeaderError
+from ckpt_sentry.dataclasses_ import replace
 from ckpt_sentry.errors import LowCoverageError
 from ckpt_sentry.targets import dcp_keys
 from ckpt_sentry.unify import comparable, inventory_of, needed

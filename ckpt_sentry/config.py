@@ -6,14 +6,14 @@ A bad value never stops a job: it becomes one sentence in `Settings.problems`, a
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import logging
 import math
 import os
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
+
+from ckpt_sentry.dataclasses_ import dataclass, replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -121,7 +121,7 @@ def switch_on() -> bool:
         return True
     if os.environ.get(PREFIX):
         return False
-    _settings = dataclasses.replace(current, mode="on")
+    _settings = replace(current, mode="on")
     return True
 
 

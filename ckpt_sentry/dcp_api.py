@@ -11,7 +11,6 @@ import itertools
 import os
 import time
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ckpt_sentry import config, identity
@@ -25,6 +24,7 @@ from ckpt_sentry.audit.verdict import verdict
 from ckpt_sentry.checkpoints import dcp, folder
 from ckpt_sentry.checkpoints.dcp_metadata import DcpMetadata
 from ckpt_sentry.checkpoints.paths import mask
+from ckpt_sentry.dataclasses_ import dataclass, replace
 from ckpt_sentry.dcp_source import Source, source_of
 from ckpt_sentry.targets import dcp_keys
 from ckpt_sentry.unify import inventory_of, needed

@@ -5,7 +5,6 @@ The checkpoint that a path, a reader or metadata of DCP leads to: its headers, o
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckpt_sentry.audit.report import Finding
@@ -13,6 +12,7 @@ from ckpt_sentry.checkpoints import dcp, dcp_metadata
 from ckpt_sentry.checkpoints.dcp_metadata import DcpMetadata
 from ckpt_sentry.checkpoints.step import Step, find_step, peek_step
 from ckpt_sentry.checkpoints.unpickle import UnreadablePickle
+from ckpt_sentry.dataclasses_ import dataclass
 from ckpt_sentry.guard import let_through
 from ckpt_sentry.targets import dcp_stock
 

@@ -12,6 +12,7 @@ nothing, and starts no thread.
 from __future__ import annotations
 
 import _thread
+import gc
 import sys
 from collections import namedtuple
 from types import ModuleType
@@ -263,9 +264,25 @@ def _apply(action: Callable[[ModuleType], object], host: ModuleType, *, late: bo
     """
     first_new = len(_ledger)
     try:
-        action(host)
+        _uncollected(action, host)
     finally:
         patches.sweep(_ledger[first_new:], into_classes=late)
+
+
+def _uncollected(action: Callable[[ModuleType], object], host: ModuleType) -> None:
+    """
+    Call the action while the garbage collector rests: what our modules allocate would have it walk all of torch.
+
+    Where other threads run it is left alone: one of them might switch it meanwhile, and that is not to be undone.
+    """
+    rests = gc.isenabled() and not _thread._count()
+    try:
+        if rests:
+            gc.disable()
+        action(host)
+    finally:
+        if rests:
+            gc.enable()
 
 
 def _note(target: str, name: str, state: str, detail: str) -> None:

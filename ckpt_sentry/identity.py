@@ -17,11 +17,11 @@ import re
 import socket
 import sys
 import threading
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpt_sentry.audit.report import Identity
+from ckpt_sentry.dataclasses_ import dataclass, field
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -76,7 +76,7 @@ _OPEN_MPI = _Variables(
 _MPICH = _Variables("PMI_RANK", ("PMI_SIZE",), "MPI_LOCALRANKID", ("MPI_LOCALNRANKS",))
 
 
-@dataclass
+@dataclass(slots=True)
 class _Process:
     """
     What this process remembers: its calls so far and what it inherited, if it is a forked child.

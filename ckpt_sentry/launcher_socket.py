@@ -21,12 +21,12 @@ import struct
 import tempfile
 import threading
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry import names
 from ckpt_sentry.audit import codec
 from ckpt_sentry.audit.report import Identity
+from ckpt_sentry.dataclasses_ import dataclass, field
 from ckpt_sentry.guard import contained
 
 if TYPE_CHECKING:

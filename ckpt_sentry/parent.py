@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry import config, identity
+from ckpt_sentry.dataclasses_ import replace
 from ckpt_sentry.guard import contained
 from ckpt_sentry.launcher_socket import LauncherSocket
 from ckpt_sentry.run_speaker import Speaker

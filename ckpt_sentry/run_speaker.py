@@ -9,12 +9,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ckpt_sentry.collector.aggregate import Aggregator
 from ckpt_sentry.collector.groups import MAX_RANKS
 from ckpt_sentry.collector.wording import was
+from ckpt_sentry.dataclasses_ import dataclass, replace
 from ckpt_sentry.guard import contained
 from ckpt_sentry.render.stack import first_line
 from ckpt_sentry.speaker import say, say_line

@@ -19,11 +19,11 @@ import sys
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry import identity, names
 from ckpt_sentry.audit import frames
+from ckpt_sentry.dataclasses_ import dataclass
 from ckpt_sentry.guard import contained
 from ckpt_sentry.telemetry import connection
 from ckpt_sentry.telemetry.events import LoadStalled

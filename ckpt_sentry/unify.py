@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from ckpt_sentry.audit.escape import shown
@@ -17,6 +16,7 @@ from ckpt_sentry.audit.fold import key_list
 from ckpt_sentry.audit.inventory import Entry, Inventory
 from ckpt_sentry.audit.report import Coverage
 from ckpt_sentry.audit.rule import Rule
+from ckpt_sentry.dataclasses_ import dataclass, field
 
 _NAME_ONLY = Entry(None, None)
 _SHOWN_BYTES = 200

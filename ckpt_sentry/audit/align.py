@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import cache
 from typing import Final, NamedTuple
 
 from ckpt_sentry.audit.inventory import Entry
 from ckpt_sentry.audit.rule import KNOWN, Rule, Swap
+from ckpt_sentry.dataclasses_ import dataclass
 
 _NUMBER = re.compile(r"(?:^|(?<=\.))[0-9]+(?=\.|$)")
 _LETTER: Final = re.compile(r"(?:(?<=_)|^w?)([a-z])(?=_|$)")

@@ -8,11 +8,12 @@ tuple[X, Y] and dataclasses of these.
 
 from __future__ import annotations
 
-import dataclasses
 import types
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from ckpt_sentry.dataclasses_ import MISSING, is_dataclass, parts
 
 T = TypeVar("T")
 _Decode = Callable[[object, str], Any]
@@ -29,12 +30,13 @@ class CodecError(ValueError):
 
 
 class _Field(NamedTuple):
+    """
+    One field, as `restore` takes it. `absent` is what it holds where it is not there, `MISSING` where it must be.
+    """
+
     name: str
-    default: object
-    """What `dump` leaves out; `MISSING` where nothing but None and () is left out."""
     decode: _Decode
     absent: object
-    """What `restore` takes for a field that is not there; `MISSING` where it must be there."""
 
 
 def dump(obj: object) -> dict[str, Any]:
@@ -43,7 +45,7 @@ def dump(obj: object) -> dict[str, Any]:
     """
     data: dict[str, Any] = {}
     cls: Any = type(obj)
-    for name, default, _, _ in _fields(cls):
+    for name, default in _defaults(cls):
         value = getattr(obj, name)
         if value is None or value == () or (value == default and name != _ALWAYS):
             # A default that is not empty must not come back in place of an empty value.
@@ -56,7 +58,7 @@ def dump(obj: object) -> dict[str, Any]:
 
 
 def _has_content(default: object) -> bool:
-    return default is not dataclasses.MISSING and default is not None and default != ()
+    return default is not MISSING and default is not None and default != ()
 
 
 def _plain(value: object, path: str) -> object:
@@ -64,7 +66,7 @@ def _plain(value: object, path: str) -> object:
         return value
     if isinstance(value, (tuple, list)):
         return [_plain(item, path) for item in value]
-    if dataclasses.is_dataclass(value):
+    if is_dataclass(type(value)):
         return dump(value)
     raise CodecError(f"{path}: a {type(value).__name__} is not plain data")
 
@@ -80,23 +82,29 @@ def restore(cls: type[T], data: object) -> T:
 
 
 @cache
-def _fields(cls: Any) -> tuple[_Field, ...]:
-    if not dataclasses.is_dataclass(cls):
+def _defaults(cls: Any) -> tuple[tuple[str, object], ...]:
+    """
+    Each field with what `dump` leaves out of it, `MISSING` where nothing but None and () is left out.
+    """
+    # Apart from what `restore` needs: to evaluate the type hints takes longer than a small load.
+    if not is_dataclass(cls):
         raise CodecError(f"{cls.__name__} is no dataclass")
+    return tuple((part.name, part.default if part.make is None else part.make()) for part in parts(cls))
+
+
+@cache
+def _fields(cls: Any) -> tuple[_Field, ...]:
     hints = get_type_hints(cls)
-    return tuple(_field(field, hints[field.name]) for field in dataclasses.fields(cls))
+    return tuple(_field(name, default, hints[name]) for name, default in _defaults(cls))
 
 
-def _field(field: dataclasses.Field[Any], hint: object) -> _Field:
-    default = field.default
-    if default is dataclasses.MISSING and field.default_factory is not dataclasses.MISSING:
-        default = field.default_factory()
-    absent: object = default
-    if default is dataclasses.MISSING and _is_optional(hint):
+def _field(name: str, default: object, hint: object) -> _Field:
+    absent = default
+    if default is MISSING and _is_optional(hint):
         absent = None
-    elif default is dataclasses.MISSING and get_origin(hint) is tuple:
+    elif default is MISSING and get_origin(hint) is tuple:
         absent = ()
-    return _Field(field.name, default, _decoder(hint), absent)
+    return _Field(name, _decoder(hint), absent)
 
 
 def _is_optional(hint: object) -> bool:
@@ -116,7 +124,7 @@ def _decoder(hint: Any) -> _Decode:
         return _decode_sequence(_decoder(args[0]))
     if origin is tuple:
         return _decode_fixed(tuple(_decoder(arg) for arg in args))
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+    if is_dataclass(hint):
         return _decode_dataclass(hint)
     raise CodecError(f"no codec for the type {hint!r}")
 
@@ -194,11 +202,11 @@ def _decode_dataclass(cls: Any) -> _Decode:
         if not isinstance(value, Mapping):
             raise _refuse(path, f"an object ({cls.__name__})", value)
         found: dict[str, object] = {}
-        for name, _, decode_field, absent in _fields(cls):
+        for name, decode_field, absent in _fields(cls):
             where = f"{path}.{name}" if path else name
             if name in value:
                 found[name] = decode_field(value[name], where)
-            elif absent is dataclasses.MISSING:
+            elif absent is MISSING:
                 raise CodecError(f"{where}: not there")
             else:
                 found[name] = absent

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import translate
 from functools import cache
 from math import nextafter, prod
@@ -15,6 +14,7 @@ from typing import Final, Literal
 from ckpt_sentry.audit.fold import key_list
 from ckpt_sentry.audit.inventory import Entry, Inventory
 from ckpt_sentry.audit.report import Coverage
+from ckpt_sentry.dataclasses_ import dataclass
 
 FULL: Final = Coverage(1.0, 1.0)
 

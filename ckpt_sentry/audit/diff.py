@@ -5,10 +5,10 @@ The difference between what a model asks for and what a checkpoint holds, both w
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ckpt_sentry.audit.inventory import Entry
+from ckpt_sentry.dataclasses_ import dataclass
 
 
 class Pair(NamedTuple):

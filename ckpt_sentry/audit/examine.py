@@ -5,7 +5,6 @@ Everything that names, shapes and dtypes tell about a load, in one call for the 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 from ckpt_sentry.audit import findings
@@ -16,6 +15,7 @@ from ckpt_sentry.audit.inventory import Inventory
 from ckpt_sentry.audit.optimizer import Diagnosis, diagnose
 from ckpt_sentry.audit.rename import Inference, infer
 from ckpt_sentry.audit.report import NO_KEYS, Coverage, DtypeCast, Finding, KeyList, Rename, Shape, ShapeMismatch
+from ckpt_sentry.dataclasses_ import dataclass, field, replace
 
 _Folded = TypeVar("_Folded", ShapeMismatch, DtypeCast)
 _NOTHING_READ: Final[Mapping[str, float]] = {}

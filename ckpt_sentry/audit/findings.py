@@ -5,7 +5,6 @@ The sentences about keys: what happened, where, what to do.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from math import floor
 from typing import Final
 
@@ -18,6 +17,7 @@ from ckpt_sentry.audit.fold import Fold, folds
 from ckpt_sentry.audit.inventory import Inventory
 from ckpt_sentry.audit.rename import Inference
 from ckpt_sentry.audit.report import Coverage, DtypeCast, Finding, Level, Shape, ShapeMismatch
+from ckpt_sentry.dataclasses_ import dataclass, replace
 
 RENAME: Final = "Rename its keys: model.load_state_dict(ckpt_sentry.unify_keys(state_dict, model))."
 RENAME_BY_HAND: Final = (

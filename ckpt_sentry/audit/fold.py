@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import product
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
@@ -18,6 +17,7 @@ from typing import Any, Final, NamedTuple
 from ckpt_sentry.audit.escape import LONGEST, cut, escape, unescape
 from ckpt_sentry.audit.ranks import spans
 from ckpt_sentry.audit.report import NO_KEYS, KeyList
+from ckpt_sentry.dataclasses_ import dataclass
 
 __all__ = ["Fold", "bounded", "escape", "expand", "fold", "folds", "key_list", "natural"]
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from math import prod
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from ckpt_sentry.audit.report import Shape
+from ckpt_sentry.dataclasses_ import dataclass, field
 
 # Bytes for one element, by the dtype's name without "torch.". Types that pack several elements into a byte round up.
 _ITEM_BYTES: Final[Mapping[str, int]] = MappingProxyType(

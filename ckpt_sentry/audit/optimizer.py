@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from ckpt_sentry.audit.diff import Diff
 from ckpt_sentry.audit.escape import shown
 from ckpt_sentry.audit.report import Finding
+from ckpt_sentry.dataclasses_ import dataclass, field
 
 _GROUP = re.compile(r"(?:(?P<root>.*)\.)?param_groups\.(?P<of>.+)\.(?P<option>[^.]+)")
 _STATE = re.compile(r"(?:(?P<root>.*?)\.)?state\.(?P<of>.+)\.(?P<slot>[^.]+)")

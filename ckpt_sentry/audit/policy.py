@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final, Literal
 
 from ckpt_sentry.audit.coverage import matcher
 from ckpt_sentry.audit.report import Coverage
+from ckpt_sentry.dataclasses_ import dataclass
 
 Mode = Literal["off", "on", "observe", "strict"]
 Reason = Literal["nothing", "too_little", "partial", "wrong_values"]

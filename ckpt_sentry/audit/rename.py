@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from typing import Final, NamedTuple
 
@@ -23,6 +22,7 @@ from ckpt_sentry.audit.fold import key_list
 from ckpt_sentry.audit.inventory import Entry, Inventory
 from ckpt_sentry.audit.report import Rename
 from ckpt_sentry.audit.rule import FORMS, WRAPPERS, Form, Kind, Rule, Swap, without
+from ckpt_sentry.dataclasses_ import dataclass, replace
 
 _AGREEING: Final = 4
 """Keys that must agree for each that contradicts, or there is no rule at all."""

@@ -7,8 +7,9 @@ hold plain data only and survive `codec.dump` and `codec.restore` unchanged.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
+
+from ckpt_sentry.dataclasses_ import dataclass, replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

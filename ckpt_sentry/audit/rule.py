@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from ckpt_sentry.audit.escape import shown
+from ckpt_sentry.dataclasses_ import dataclass
 
 WRAPPERS: Final = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "base_layer")
 """Components that DistributedDataParallel, torch.compile, FSDP, activation checkpointing and peft put into paths."""

@@ -13,13 +13,13 @@ import struct
 import time
 import zipfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import IO, Final, TypeVar
 
 from ckpt_sentry.audit.report import Shape
 from ckpt_sentry.checkpoints.dcp_files import needed_sizes
 from ckpt_sentry.checkpoints.dcp_metadata import DcpMetadata, Stored
 from ckpt_sentry.checkpoints.regular import regular
+from ckpt_sentry.dataclasses_ import dataclass
 
 MAX_PARTS: Final = 512
 MAX_SECONDS: Final = 1.0

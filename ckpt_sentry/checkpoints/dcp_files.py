@@ -11,10 +11,10 @@ import os
 import stat
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from ckpt_sentry.checkpoints.dcp_metadata import DcpMetadata, by_number
+from ckpt_sentry.dataclasses_ import dataclass
 from ckpt_sentry.guard import let_through
 
 MAX_LISTED: Final = 10_000

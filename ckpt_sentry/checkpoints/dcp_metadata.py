@@ -12,7 +12,6 @@ import operator
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -20,6 +19,7 @@ from ckpt_sentry.audit.inventory import Entry
 from ckpt_sentry.audit.report import CheckpointSummary, Shape
 from ckpt_sentry.checkpoints import unpickle
 from ckpt_sentry.checkpoints.regular import regular
+from ckpt_sentry.dataclasses_ import dataclass, field
 
 if TYPE_CHECKING:
     from typing import TypeGuard

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from ckpt_sentry.audit.escape import shown
@@ -22,6 +21,7 @@ from ckpt_sentry.checkpoints import sniff, state_file
 from ckpt_sentry.checkpoints.elements import Sampler, Slot, can_sample
 from ckpt_sentry.checkpoints.errors import HeaderError
 from ckpt_sentry.checkpoints.state_file import StateFile
+from ckpt_sentry.dataclasses_ import dataclass, field, replace
 
 BIN: Final = "pytorch_model.bin"
 SAFETENSORS: Final = "model.safetensors"

@@ -11,7 +11,6 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from ckpt_sentry.audit.escape import shown
@@ -22,6 +21,7 @@ from ckpt_sentry.checkpoints.errors import HeaderError, plural
 from ckpt_sentry.checkpoints.regular import regular
 from ckpt_sentry.checkpoints.sniff import MAX_JSON
 from ckpt_sentry.checkpoints.state_file import StateFile
+from ckpt_sentry.dataclasses_ import dataclass
 
 _MAX_SHARDS: Final = 100_000
 _MAX_OTHERS: Final = 256

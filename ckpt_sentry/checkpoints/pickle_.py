@@ -13,7 +13,6 @@ import errno
 import os
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from ckpt_sentry.audit.escape import shown
@@ -25,6 +24,7 @@ from ckpt_sentry.checkpoints.elements import Sample, Slot
 from ckpt_sentry.checkpoints.errors import HeaderError
 from ckpt_sentry.checkpoints.regular import regular
 from ckpt_sentry.checkpoints.unpickle import CostlyPickle, Opaque, UnreadablePickle
+from ckpt_sentry.dataclasses_ import dataclass, field
 
 MAX_DIRECTORY: Final = 16 * 2**20
 """Bytes of a zip file's directory that are read at most (some 150,000 records)."""

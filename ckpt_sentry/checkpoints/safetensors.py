@@ -14,7 +14,6 @@ import os
 import struct
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, NoReturn
 
 from ckpt_sentry.audit.escape import shown
@@ -22,6 +21,7 @@ from ckpt_sentry.audit.inventory import Entry, Inventory
 from ckpt_sentry.checkpoints import elements
 from ckpt_sentry.checkpoints.elements import Sample, Slot, sample_indices
 from ckpt_sentry.checkpoints.errors import HeaderError
+from ckpt_sentry.dataclasses_ import dataclass
 
 __all__ = ["MAX_HEADER", "Header", "HeaderError", "bounds", "read", "sample", "sample_indices"]
 

@@ -12,7 +12,6 @@ import os
 import re
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from io import FileIO
 from typing import Final, Literal
 
@@ -22,6 +21,7 @@ from ckpt_sentry.checkpoints import safetensors
 from ckpt_sentry.checkpoints.elements import open_regular
 from ckpt_sentry.checkpoints.errors import HeaderError
 from ckpt_sentry.checkpoints.regular import regular
+from ckpt_sentry.dataclasses_ import dataclass, field
 
 Kind = Literal[
     "safetensors",

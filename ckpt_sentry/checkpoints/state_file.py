@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from ckpt_sentry.audit.escape import shown
 from ckpt_sentry.audit.fold import key_list
@@ -15,6 +14,7 @@ from ckpt_sentry.audit.report import Finding
 from ckpt_sentry.checkpoints import pickle_, safetensors, sniff
 from ckpt_sentry.checkpoints.elements import Slot
 from ckpt_sentry.checkpoints.errors import HeaderError, plural
+from ckpt_sentry.dataclasses_ import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)

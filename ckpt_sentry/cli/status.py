@@ -15,7 +15,7 @@ import platform
 import site
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +23,7 @@ import click
 
 from ckpt_sentry import __version__, _startup, config, hooks, launch
 from ckpt_sentry.collector import records
+from ckpt_sentry.dataclasses_ import dataclass, replace
 
 SCHEMA = "ckpt_sentry.status/1"
 HOSTS = ("torch", "accelerate", "transformers", "safetensors", "structlog", "opentelemetry-sdk")

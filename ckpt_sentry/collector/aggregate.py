@@ -7,7 +7,6 @@ One pass in order of arrival. Time is O(events), memory O(distinct reports) and 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Final, cast
 
 from ckpt_sentry.audit import ranks
@@ -29,6 +28,7 @@ from ckpt_sentry.collector.summary import (
     Spread,
     Unfinished,
 )
+from ckpt_sentry.dataclasses_ import dataclass
 from ckpt_sentry.telemetry.events import Event, LoadStarted, RankEnded, RunEnded
 from ckpt_sentry.telemetry.events import LoadFinished as _LoadFinished
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from ckpt_sentry.audit import ranks
@@ -28,6 +27,7 @@ from ckpt_sentry.collector.wording import (
     waits,
     was,
 )
+from ckpt_sentry.dataclasses_ import dataclass, field
 from ckpt_sentry.telemetry.events import RankEnded
 
 TOGETHER: Final = ("setup", "plan", "read", "barrier", "restore")

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Final
 
 from ckpt_sentry.audit import ranks
 from ckpt_sentry.audit.peers import is_loss
 from ckpt_sentry.audit.report import Finding, Framework, Identity, LoadError, LoadReport
 from ckpt_sentry.collector.summary import SEVERITY
+from ckpt_sentry.dataclasses_ import dataclass, field, replace
 from ckpt_sentry.telemetry.events import LoadFailing, LoadFinished, LoadStalled, LoadStarted, PhaseEntered
 
 LoadEvent = LoadStarted | PhaseEntered | LoadFailing | LoadFinished | LoadStalled

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,6 +13,7 @@ from ckpt_sentry.collector import records
 from ckpt_sentry.collector.aggregate import Aggregator
 from ckpt_sentry.collector.records import MAX_LINE, Reading, Run
 from ckpt_sentry.collector.summary import SEVERITY
+from ckpt_sentry.dataclasses_ import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,11 +15,11 @@ import json
 import os
 import re
 import stat
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry.checkpoints.regular import own, regular
+from ckpt_sentry.dataclasses_ import dataclass, field
 from ckpt_sentry.guard import let_through
 from ckpt_sentry.telemetry import otlp_json
 from ckpt_sentry.telemetry.events import Event, LoadFinished

@@ -6,7 +6,6 @@ Ranks are compact ranges ("0-1,3"), times are seconds, sizes are bytes. Plain fr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, Literal
 
 from ckpt_sentry.audit.report import (
@@ -21,6 +20,7 @@ from ckpt_sentry.audit.report import (
     ShapeMismatch,
     Verdict,
 )
+from ckpt_sentry.dataclasses_ import dataclass
 
 OrderBy = Literal["arrival", "clock"]
 

@@ -7,9 +7,9 @@ Nothing here writes to a terminal; see `terminal`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
+from ckpt_sentry.dataclasses_ import dataclass
 from ckpt_sentry.render import cells
 
 Style = Literal["", "name", "good", "bad", "warning", "label", "key", "quiet", "command"]

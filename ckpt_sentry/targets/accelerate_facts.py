@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
@@ -23,6 +22,7 @@ from ckpt_sentry.audit.report import CheckpointSummary, Finding, ModelSummary
 from ckpt_sentry.checkpoints.folder import Choice, choose
 from ckpt_sentry.checkpoints.paths import mask
 from ckpt_sentry.checkpoints.step import find_step
+from ckpt_sentry.dataclasses_ import dataclass, field, replace
 from ckpt_sentry.targets import device_map, model_state, offload, proof
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ says, since `set_model_state_dict` fills the gaps from the model (torch/distribu
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry import config, hooks, loads
@@ -17,6 +16,7 @@ from ckpt_sentry.audit.examine import examine
 from ckpt_sentry.checkpoints import state_file
 from ckpt_sentry.checkpoints.paths import mask
 from ckpt_sentry.checkpoints.step import find_step
+from ckpt_sentry.dataclasses_ import replace
 from ckpt_sentry.errors import LowCoverageError
 from ckpt_sentry.guard import contained
 from ckpt_sentry.targets import accelerate_facts, accelerate_judge, accelerate_text, dcp_errors, model_state

@@ -7,7 +7,6 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -19,6 +18,7 @@ from ckpt_sentry.audit.policy import Policy
 from ckpt_sentry.audit.report import Finding, Proof
 from ckpt_sentry.audit.verdict import verdict
 from ckpt_sentry.checkpoints.paths import shown_path
+from ckpt_sentry.dataclasses_ import replace
 from ckpt_sentry.errors import LowCoverageError
 from ckpt_sentry.render.note import note
 from ckpt_sentry.targets import accelerate_facts, accelerate_proof, accelerate_text, device_map

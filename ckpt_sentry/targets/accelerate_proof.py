@@ -5,7 +5,6 @@ The proof of a load by accelerate: which values have to be where, and what it me
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ckpt_sentry import config
@@ -16,6 +15,7 @@ from ckpt_sentry.checkpoints import state_file
 from ckpt_sentry.checkpoints.elements import Slot
 from ckpt_sentry.checkpoints.errors import HeaderError
 from ckpt_sentry.checkpoints.paths import shown_path
+from ckpt_sentry.dataclasses_ import replace
 from ckpt_sentry.targets import accelerate_facts, device_map, model_state, module_facts, offload, proof
 from ckpt_sentry.targets.accelerate_text import tensors
 from ckpt_sentry.targets.proof import Claim, Held, Holder, Outcome

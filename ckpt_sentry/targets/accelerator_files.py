@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from ckpt_sentry.audit.escape import shown
 from ckpt_sentry.audit.findings import counted, verb
 from ckpt_sentry.audit.report import Finding
 from ckpt_sentry.checkpoints import sniff
+from ckpt_sentry.dataclasses_ import dataclass
 
 SAFETENSORS: Final = ("model", ".safetensors")
 BIN: Final = ("pytorch_model", ".bin")

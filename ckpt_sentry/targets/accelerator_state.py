@@ -18,7 +18,6 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry import config, hooks, loads
@@ -31,6 +30,7 @@ from ckpt_sentry.audit.verdict import verdict
 from ckpt_sentry.checkpoints import sniff, state_file
 from ckpt_sentry.checkpoints.paths import mask
 from ckpt_sentry.checkpoints.step import find_step
+from ckpt_sentry.dataclasses_ import dataclass, field, replace
 from ckpt_sentry.errors import LowCoverageError
 from ckpt_sentry.guard import contained
 from ckpt_sentry.render.note import note

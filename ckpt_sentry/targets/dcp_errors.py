@@ -8,7 +8,6 @@ The exception object, its type and its `args` are never changed. Notes and one a
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckpt_sentry import config
@@ -18,6 +17,7 @@ from ckpt_sentry.audit.policy import Policy
 from ckpt_sentry.audit.report import Finding, LoadError, LoadReport, Verdict
 from ckpt_sentry.audit.verdict import verdict
 from ckpt_sentry.checkpoints import dcp as files
+from ckpt_sentry.dataclasses_ import replace
 from ckpt_sentry.errors import LowCoverageError
 from ckpt_sentry.render.note import note
 from ckpt_sentry.targets import dcp_facts, dcp_keys

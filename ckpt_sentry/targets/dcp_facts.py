@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from ckpt_sentry.audit.inventory import Inventory
 from ckpt_sentry.audit.report import CheckpointSummary, ModelSummary
 from ckpt_sentry.checkpoints.paths import mask
 from ckpt_sentry.checkpoints.step import find_step, peek_step
+from ckpt_sentry.dataclasses_ import replace
 from ckpt_sentry.targets import dcp_keys, dcp_optimizer, dcp_planning, dcp_stock, dcp_values
 from ckpt_sentry.targets.dcp_entries import checkpoint_entries, checkpoint_entry, flattened, model_entries, totals
 from ckpt_sentry.targets.dcp_reads import items_of, reads

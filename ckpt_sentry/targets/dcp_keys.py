@@ -8,7 +8,6 @@ no news. And what one rule of renaming explains is not listed again as missing a
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry.audit.escape import shown
@@ -17,6 +16,7 @@ from ckpt_sentry.audit.fold import folds
 from ckpt_sentry.audit.report import Finding
 from ckpt_sentry.checkpoints.dcp_metadata import DcpMetadata, Stored
 from ckpt_sentry.checkpoints.step import STEP_KEYS
+from ckpt_sentry.dataclasses_ import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

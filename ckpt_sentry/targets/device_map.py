@@ -7,7 +7,6 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -16,6 +15,7 @@ from ckpt_sentry.audit.escape import shown
 from ckpt_sentry.audit.fold import key_list
 from ckpt_sentry.audit.report import Finding
 from ckpt_sentry.checkpoints.paths import shown_path
+from ckpt_sentry.dataclasses_ import dataclass
 
 if TYPE_CHECKING:
     from ckpt_sentry.audit.inventory import Inventory

@@ -7,7 +7,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar, Token
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor, distributed
@@ -15,6 +14,7 @@ from torch import Tensor, distributed
 from ckpt_sentry import config, loads
 from ckpt_sentry.audit.findings import keys
 from ckpt_sentry.audit.report import Finding
+from ckpt_sentry.dataclasses_ import dataclass, field
 from ckpt_sentry.guard import contained
 from ckpt_sentry.targets import (
     model_state,

@@ -7,7 +7,6 @@ torch's lists of missing and unexpected keys are the truth: load hooks of the ho
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,6 +25,7 @@ from ckpt_sentry.audit.inventory import Entry, Inventory
 from ckpt_sentry.audit.report import CheckpointSummary, Facts, Finding, ModelSummary
 from ckpt_sentry.checkpoints.paths import mask
 from ckpt_sentry.checkpoints.step import find_step
+from ckpt_sentry.dataclasses_ import replace
 from ckpt_sentry.targets import model_state, module_facts, provenance
 
 if TYPE_CHECKING:

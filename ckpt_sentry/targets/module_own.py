@@ -9,7 +9,6 @@ module does not hold its values.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckpt_sentry.audit.coverage import coverage
@@ -20,6 +19,7 @@ from ckpt_sentry.audit.inventory import Inventory
 from ckpt_sentry.audit.report import Facts, Finding
 from ckpt_sentry.checkpoints import state_file
 from ckpt_sentry.checkpoints.paths import mask
+from ckpt_sentry.dataclasses_ import replace
 from ckpt_sentry.targets import model_state, module_judge, proof, provenance
 from ckpt_sentry.targets.proof import Claim, Holder
 

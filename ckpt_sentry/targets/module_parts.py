@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckpt_sentry.audit.inventory import Entry
+from ckpt_sentry.dataclasses_ import dataclass, field
 from ckpt_sentry.guard import contained
 from ckpt_sentry.targets import model_state, module_facts
 

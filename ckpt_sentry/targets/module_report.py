@@ -7,7 +7,6 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry import config, loads
@@ -15,6 +14,7 @@ from ckpt_sentry.audit.inventory import Inventory
 from ckpt_sentry.audit.policy import Policy
 from ckpt_sentry.audit.report import Facts, Finding, LoadReport
 from ckpt_sentry.audit.verdict import verdict
+from ckpt_sentry.dataclasses_ import replace
 from ckpt_sentry.errors import LowCoverageError
 from ckpt_sentry.render.note import note
 from ckpt_sentry.targets import (

@@ -8,10 +8,10 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ckpt_sentry.checkpoints.regular import regular
+from ckpt_sentry.dataclasses_ import dataclass, field
 from ckpt_sentry.targets import device_map, module_facts, proof
 from ckpt_sentry.targets.proof import Holder
 

@@ -11,7 +11,6 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -30,6 +29,7 @@ from ckpt_sentry.checkpoints.elements import (
     sample_indices,
 )
 from ckpt_sentry.checkpoints.regular import regular
+from ckpt_sentry.dataclasses_ import dataclass, field
 from ckpt_sentry.targets import module_facts, quick_proof
 from ckpt_sentry.targets.tensors import PLAIN
 

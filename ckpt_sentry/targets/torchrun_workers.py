@@ -11,13 +11,13 @@ import json
 import os
 import signal
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ckpt_sentry.audit.report import Identity, LoadError
 from ckpt_sentry.checkpoints.paths import mask_text
 from ckpt_sentry.checkpoints.regular import regular
+from ckpt_sentry.dataclasses_ import dataclass
 from ckpt_sentry.telemetry.events import RankEnded
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry import config, loads
@@ -21,6 +20,7 @@ from ckpt_sentry.audit.verdict import verdict
 from ckpt_sentry.checkpoints import folder, state_file
 from ckpt_sentry.checkpoints.paths import mask
 from ckpt_sentry.checkpoints.step import find_step
+from ckpt_sentry.dataclasses_ import replace
 from ckpt_sentry.errors import LowCoverageError
 from ckpt_sentry.render.note import note
 from ckpt_sentry.targets import accelerate_text, module_facts, proof, transformers_files, transformers_names

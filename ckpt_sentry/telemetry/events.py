@@ -7,11 +7,11 @@ them is the order in which things happened on one machine.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from ckpt_sentry import names
 from ckpt_sentry.audit.report import Finding, Framework, Identity, LoadError, LoadReport
+from ckpt_sentry.dataclasses_ import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

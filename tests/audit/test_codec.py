@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import pytest
@@ -12,16 +11,17 @@ from hypothesis import strategies as st
 
 from ckpt_sentry.audit import report
 from ckpt_sentry.audit.codec import CodecError, dump, restore
+from ckpt_sentry.dataclasses_ import dataclass
 from ckpt_sentry.telemetry import events
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Inner:
     size: int
     part: float = 0.5
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Outer:
     kind: ClassVar[str] = "outer"
     name: str
