@@ -145,7 +145,13 @@ def warn_problems() -> None:
     if _warned or not problems:
         return
     _warned = True
-    text = "ckpt_sentry: " + "; ".join(problems)
+    warn("ckpt_sentry: " + "; ".join(problems))
+
+
+def warn(text: str) -> None:
+    """
+    Warn people: by the logger "ckpt_sentry" if the host listens to it, else on standard error.
+    """
     logger = logging.getLogger("ckpt_sentry")
     if _heard(logger):
         logger.warning(text)

@@ -149,14 +149,17 @@ def strict() -> bool:
 
 def log(point: str, error: Exception) -> None:
     """
-    Say once for each point, to the logger "ckpt_sentry", that something of the agent failed; the traceback at DEBUG.
+    Say once for each point that something of the agent failed: by the logger "ckpt_sentry", the traceback at DEBUG, or
+    on standard error, where the host does not listen to it.
     """
-    # Imported here: this module is loaded when the interpreter starts, and `logging` is not free.
+    # Imported here: this module is loaded when the interpreter starts, and neither is free.
     import logging
+
+    from ckpt_sentry import config
 
     logger = logging.getLogger("ckpt_sentry")
     if point not in _said:
         _said.add(point)
-        what = type(error).__name__
-        logger.warning("ckpt_sentry: own error in %s, the job goes on without this part: %s: %s", point, what, error)
+        what = f"{type(error).__name__}: {error}"
+        config.warn(f"ckpt_sentry: own error in {point}, the job goes on without this part: {what}")
     logger.debug("ckpt_sentry: own error in %s", point, exc_info=error)

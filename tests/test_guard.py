@@ -57,6 +57,19 @@ def test_in_production_the_default_is_returned_and_the_error_logged_once(caplog:
 
 
 @pytest.mark.usefixtures("production")
+def test_where_the_host_does_not_listen_the_error_is_seen_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    logger = logging.getLogger("ckpt_sentry")
+    logger.propagate = False
+    try:
+        failing()()
+        failing()()
+    finally:
+        logger.propagate = True
+    text = "ckpt_sentry: own error in test.point, the job goes on without this part: ValueError: ours\n"
+    assert capsys.readouterr().err == text
+
+
+@pytest.mark.usefixtures("production")
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
 def test_what_is_the_hosts_passes(kind: type[BaseException]) -> None:
     with pytest.raises(kind):

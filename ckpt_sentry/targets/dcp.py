@@ -88,7 +88,7 @@ def instrument_format_utils(module: ModuleType) -> None:
 def _begin(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Load | None:
     outer = loads.current()
     if outer is not None and not _is_within(original, outer):
-        dcp_facts.note_arguments(outer, args, kwargs)
+        _observed(original, outer, args, kwargs)
         return None
     kind, members = dcp_together.together(args, kwargs)
     return loads.begin(
@@ -97,8 +97,14 @@ def _begin(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
         dcp_facts.path_of(args, kwargs),
         kind=kind,
         members=members,
-        observe=lambda load: dcp_facts.note_arguments(load, args, kwargs),
+        observe=lambda load: _observed(original, load, args, kwargs),
     )
+
+
+def _observed(original: Callable[..., Any], load: Load, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    dcp_facts.note_arguments(load, args, kwargs)
+    if original.__name__ == "_load_state_dict" and load.framework == "dcp":
+        dcp_facts.note_values(load, args, kwargs)
 
 
 def _is_within(original: Callable[..., Any], outer: Load) -> bool:
@@ -112,12 +118,26 @@ def _is_within(original: Callable[..., Any], outer: Load) -> bool:
     return not is_torchs or outer.thread_id != threading.get_ident()
 
 
-@contained("dcp.end")
 def _end(load: Load, error: BaseException | None) -> None:
     try:
-        dcp_errors.conclude(load, error)
+        _conclude(load, error)
     finally:
+        if load.report is None:
+            _cut_short(load, error)
         load.leave()
+
+
+@contained("dcp.end")
+def _conclude(load: Load, error: BaseException | None) -> None:
+    dcp_errors.conclude(load, error)
+
+
+@contained("dcp.cut_short")
+def _cut_short(load: Load, error: BaseException | None) -> None:
+    """
+    Something of ours has failed: what is known is said, and the load has an end.
+    """
+    dcp_errors.cut_short(load, error)
 
 
 def _observed_plan(load: Load, map_fun: Callable[[], Any]) -> Callable[[], Any]:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ckpt_sentry.audit.inventory import Entry
-from ckpt_sentry.targets.tensors import PLAIN
+from ckpt_sentry.guard import let_through
+from ckpt_sentry.targets.tensors import PLAIN, is_shared, owns_memory, quietly
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -27,14 +28,25 @@ def flattened(state_dict: Any) -> dict[str, Any]:
 
 def model_entries(wanted: Mapping[str, Any], seen: dict[tuple[Any, Any], Entry]) -> dict[str, Entry]:
     """
-    `model_entry` for each value; written out for plain tensors, of which there may be 100,000.
+    `model_entry` for each value; written out for plain tensors, of which there may be 100,000. A tensor that refuses to
+    be asked is left out.
     """
     entries: dict[str, Entry] = {}
     known = seen.get
     for key, value in wanted.items():
         entry = known((value.shape, value.dtype)) if type(value) in PLAIN else None
-        entries[key] = model_entry(value, seen) if entry is None else entry
+        if entry is None and (entry := _asked(value, seen)) is None:
+            continue
+        entries[key] = entry
     return entries
+
+
+def _asked(value: Any, seen: dict[tuple[Any, Any], Entry]) -> Entry | None:
+    try:
+        return model_entry(value, seen)
+    except Exception as error:
+        let_through(error)
+        return None
 
 
 def checkpoint_entries(saved: Mapping[str, Any], seen: dict[tuple[Any, Any], Entry]) -> dict[str, Entry]:
@@ -55,7 +67,9 @@ def model_entry(value: Any, seen: dict[tuple[Any, Any], Entry]) -> Entry:
     The entry of a value in a state dict, in global shapes; equal ones share an object by way of `seen`.
     """
     if isinstance(value, torch.Tensor):
-        shape, dtype = value.shape, value.dtype
+        with quietly():
+            # What a class that takes operations over is a tensor of, its `dtype` need not tell.
+            shape, dtype = value.shape, value.dtype if owns_memory(value) or is_shared(value) else None
     elif callable(size := getattr(value, "size", None)) and hasattr(value, "dtype"):  # ShardedTensor and its kin
         shape, dtype = size(), value.dtype
     else:

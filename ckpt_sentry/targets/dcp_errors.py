@@ -62,6 +62,18 @@ def conclude(load: Load, exc: BaseException | None) -> None:
         attach(exc, note(report), report)
 
 
+def cut_short(load: Load, exc: BaseException | None) -> None:
+    """
+    Finish a load that could not be looked at to its end. Names and plan hold where planner and reader are torch's own;
+    of others nothing is known.
+    """
+    if dcp_facts.is_watched(load):
+        load.facts = replace(load.facts, coverage=None, utilisation=None, findings=())
+    load.facts = load.facts.with_findings([_NOT_COMPARED])
+    error = None if exc is None else load.error or describe(exc, load.phase)
+    load.finish(_judged(load, error), error)
+
+
 def _returned(load: Load) -> None:
     """
     The load came back: look at what it left behind, and refuse that where the settings say so.
@@ -69,7 +81,7 @@ def _returned(load: Load) -> None:
     dcp_facts.look_after(load)
     if path := load.notes.get("path"):
         load.facts = load.facts.with_findings(files.newer_unfinished(path))
-    if load.facts.coverage is None:
+    if load.facts.coverage is None and not any(one.code == _NOT_COMPARED.code for one in load.facts.findings):
         load.facts = load.facts.with_findings([_NOT_COMPARED])
     judged = _judged(load, None)
     if not _is_refused(load, judged):

@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_sentry import config
 from ckpt_sentry.audit.coverage import FULL
-from ckpt_sentry.audit.examine import examine
-from ckpt_sentry.audit.inventory import Inventory
+from ckpt_sentry.audit.inventory import Entry, Inventory
 from ckpt_sentry.audit.report import CheckpointSummary, ModelSummary
 from ckpt_sentry.checkpoints.paths import mask
 from ckpt_sentry.checkpoints.step import find_step, peek_step
 from ckpt_sentry.dataclasses_ import replace
-from ckpt_sentry.targets import dcp_keys, dcp_optimizer, dcp_planning, dcp_stock, dcp_values
+from ckpt_sentry.targets import dcp_keys, dcp_optimizer, dcp_planning, dcp_revision, dcp_stock, dcp_values
 from ckpt_sentry.targets.dcp_entries import checkpoint_entries, checkpoint_entry, flattened, model_entries, totals
+from ckpt_sentry.targets.dcp_evidence import Before
 from ckpt_sentry.targets.dcp_reads import items_of, reads
 from ckpt_sentry.targets.dcp_step import Step
-from ckpt_sentry.targets.dcp_stock import changes_plans, is_torchs, shows_plan
+from ckpt_sentry.targets.dcp_stock import changes_plans, is_stock, is_torchs, shows_plan
+from ckpt_sentry.targets.dcp_stored import Stored
 from ckpt_sentry.targets.dcp_whole import whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from ckpt_sentry.audit.inventory import Entry
     from ckpt_sentry.loads import Load
     from ckpt_sentry.targets.dcp_whole import Whole
 
@@ -41,6 +41,9 @@ MOST_WHOLE_ITEMS = 4_000
 
 MOST_TOP_KEYS = 1_000
 """Above this many keys a state dict is flat, and its keys are digested when they are compared anyway."""
+
+_PLANNER = 5
+"""The place of the planner among the arguments of `_load_state_dict`."""
 
 _RELATIVE_PATH = attrgetter("relative_path")
 
@@ -87,6 +90,24 @@ def note_arguments(load: Load, args: tuple[Any, ...], kwargs: Mapping[str, Any])
         step=step.value if step else None,
         step_source=step.source if step else None,
     )
+
+
+def note_values(load: Load, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """
+    Remember what the values of the state dict are before `_load_state_dict` fills them, where that cannot be told from
+    names and plan.
+    """
+    state_dict = kwargs.get("state_dict", args[0] if args else None)
+    planner = kwargs.get("planner", args[_PLANNER] if len(args) > _PLANNER else None)
+    if isinstance(state_dict, dict) and not is_stock(planner, _reader_of(args, kwargs)):
+        load.notes["before"] = Before(state_dict)
+
+
+def is_watched(load: Load) -> bool:
+    """
+    Whether it is seen what this load writes: its planner or its reader is not torch's own.
+    """
+    return load.notes.get("before") is not None
 
 
 def note_step_function(load: Load, function: Callable[[], Any], wrapper: Any) -> None:
@@ -146,9 +167,10 @@ def note_plan(load: Load, plan: Any) -> None:
         plan: the rank's `LoadPlan`, or None where planning has failed.
     """
     step = load.notes.get("step")
-    if step is None or not hasattr(step.metadata, "state_dict_metadata"):
+    metadata: Any = None if step is None else _metadata(load, step)
+    if step is None or not hasattr(metadata, "state_dict_metadata"):
         return
-    planner, metadata = step.planner, step.metadata
+    planner = step.planner
     wanted = _wanted(planner, step.state_dict, metadata)
     # A plan that changes is looked at again: what it came to in the end holds.
     load.facts = load.notes.get("unplanned", load.facts)
@@ -156,13 +178,31 @@ def note_plan(load: Load, plan: Any) -> None:
     load.notes["partial"] = bool(getattr(planner, "allow_partial_load", False))
     load.notes["types"] = {} if plan is None else dcp_values.types_of(wanted)
     load.notes |= {"untouched": (), "nothing": False, "items": len(items_of(plan) or ())}
+    load.notes |= {"wanted": wanted, "sides": None}
     look = load.notes.pop("look", None)
+    load.notes["asked"] = by_name = dcp_keys.asked_by_name(planner, metadata)
+    load.notes["partial"] |= bool(by_name)
     seen = dcp_planning.seen(look, wanted, plan, step) or whole(wanted, metadata.state_dict_metadata, plan)
-    if seen is None:
+    if seen is None or by_name:
         _take_apart(load, wanted, metadata, plan)
     else:
         _note_whole(load, seen, metadata)
     _note_step(load, metadata)
+    if (before := load.notes.get("before")) is not None:
+        load.notes["places"] = {key: before.place(key, value) for key, value in wanted.items()}
+        load.notes["plan"] = plan, metadata
+
+
+def _metadata(load: Load, step: Step) -> Any:
+    """
+    The metadata that the checkpoint is held against: the reader's, or one that a planner of the program's own made of
+    it, by which it plans.
+    """
+    metadata = step.metadata
+    if metadata is None or not is_watched(load):
+        return metadata
+    own = getattr(step.planner, "metadata", None)
+    return own if isinstance(getattr(own, "state_dict_metadata", None), dict) else metadata
 
 
 def _note_whole(load: Load, seen: Whole, metadata: Any) -> None:
@@ -180,23 +220,72 @@ def _take_apart(load: Load, wanted: Mapping[str, Any], metadata: Any, plan: Any)
     """
     Compare both sides key by key.
     """
-    seen: dict[tuple[Any, Any], Entry] = {}
-    model = Inventory(model_entries(wanted, seen))
-    checkpoint = Inventory(checkpoint_entries(metadata.state_dict_metadata, seen))
-    fractions, bytes_read = reads(plan, wanted, model, checkpoint)
-    settings = config.settings()
-    examination = examine(model, checkpoint, allow_missing=settings.allow_missing, read_fractions=fractions)
+    sides, saved = _sides(load, wanted, metadata, plan)
+    if refused := wanted.keys() - sides.model.entries.keys():
+        load.facts = load.facts.with_findings([dcp_revision.not_compared(refused)])
     load.facts = replace(
         load.facts,
-        checkpoint=_summary(totals(checkpoint.entries.values()), metadata, MOST_STORAGE_ITEMS),
-        model=ModelSummary(*totals(model.entries.values())),
-        bytes_read=bytes_read,
-    ).examined(replace(examination, findings=dcp_keys.findings(examination, metadata.planner_data)))
-    difference = examination.difference
-    unfilled = dcp_optimizer.not_filled(wanted, difference.unexpected)
-    load.facts = load.facts.with_findings((*dcp_keys.not_read(examination, fractions or {}), *filter(None, [unfilled])))
+        checkpoint=_summary(totals(saved.values()), metadata, MOST_STORAGE_ITEMS),
+        model=ModelSummary(*totals(sides.model.entries.values())),
+        bytes_read=sides.bytes_read,
+    )
+    _note_sides(load, sides)
+
+
+def _sides(
+    load: Load, wanted: Mapping[str, Any], metadata: Any, plan: Any
+) -> tuple[dcp_revision.Sides, Mapping[str, Entry]]:
+    """
+    What is to be compared, and what the checkpoint holds by its own names.
+    """
+    seen: dict[tuple[Any, Any], Entry] = {}
+    model = Inventory(model_entries(wanted, seen) | dict.fromkeys(load.notes["asked"], Entry(None, None)))
+    saved = checkpoint_entries(metadata.state_dict_metadata, seen)
+    theirs = dcp_revision.by_own_names(plan, model.entries, saved) if is_watched(load) else saved
+    if wanted.keys() - model.entries.keys():
+        theirs = {key: entry for key, entry in theirs.items() if key in model.entries or key not in wanted}
+    checkpoint = Inventory(theirs)
+    fractions, bytes_read = reads(plan, wanted, model, checkpoint)
+    return dcp_revision.Sides(model, checkpoint, fractions, metadata.planner_data, bytes_read), saved
+
+
+def _note_sides(load: Load, sides: dcp_revision.Sides) -> None:
+    """
+    Say what both sides differ in.
+    """
+    examination, model = sides.examined(), sides.model.entries
+    difference, facts = examination.difference, load.facts
+    unfilled = dcp_optimizer.not_filled(load.notes["wanted"], difference.unexpected)
+    planned = {key: part for key, part in (sides.fractions or {}).items() if key not in sides.passed_over}
+    lacking = dcp_keys.not_read(examination, planned)
+    found = replace(examination, findings=dcp_keys.findings(examination, sides.paths))
+    load.facts = facts.examined(found).with_findings((*lacking, *filter(None, [unfilled])))
+    load.notes["sides"] = sides
+    load.notes["said"] = [one for one in load.facts.findings if one not in facts.findings]
     load.notes["untouched"] = {*difference.missing, *(pair.key for pair in difference.retyped)}
-    load.notes["nothing"] = bool(model.entries) and len(difference.missing) == len(model.entries)
+    load.notes["nothing"] = bool(model) and len(difference.missing) == len(model)
+    if not model and any(one.code == "not_compared" for one in load.facts.findings):
+        # Nothing is left that could be compared.
+        load.facts = replace(load.facts, coverage=None, utilisation=None)
+
+
+def _revise(load: Load, wanted: Mapping[str, Any]) -> None:
+    """
+    Hold what names and plan say against what was seen to be written, where planner or reader are not torch's own.
+    """
+    before, places = load.notes.get("before"), load.notes.get("places")
+    if before is None or places is None or load.facts.coverage is None:
+        return
+    plan, metadata = load.notes["plan"]
+    sides = load.notes["sides"] or _sides(load, wanted, metadata, plan)[0]
+    stored = Stored(load.notes.get("path"), metadata, plan, wanted)
+    revision = dcp_revision.revised(sides, places, before, stored)
+    if revision is None:
+        return
+    said = load.notes.get("said", ())
+    known = (*(one for one in load.facts.findings if one not in said), *revision.findings)
+    load.facts = replace(load.facts, findings=known)
+    _note_sides(load, revision.sides)
 
 
 def look_after(load: Load) -> None:
@@ -206,6 +295,7 @@ def look_after(load: Load) -> None:
     step = load.notes.get("step")
     planner = None if step is None else step.planner
     wanted = getattr(planner, "state_dict", None)
+    _revise(load, wanted if isinstance(wanted, dict) else {})
     if not isinstance(wanted, dict) or config.settings().verify == "off":
         return
     untouched = load.notes.get("untouched", ())

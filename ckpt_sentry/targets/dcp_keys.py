@@ -8,6 +8,7 @@ no news. And what one rule of renaming explains is not listed again as missing a
 from __future__ import annotations
 
 from collections import Counter
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry.audit.escape import shown
@@ -17,6 +18,7 @@ from ckpt_sentry.audit.report import Finding
 from ckpt_sentry.checkpoints.dcp_metadata import DcpMetadata, Stored
 from ckpt_sentry.checkpoints.step import STEP_KEYS
 from ckpt_sentry.dataclasses_ import replace
+from ckpt_sentry.targets.dcp_stock import is_torchs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -97,6 +99,20 @@ def _flattened_before_2_4(state_dict: Mapping[str, Any]) -> dict[str, Any]:
 
     traverse_state_dict_v_2_3(state_dict, take)
     return flat
+
+
+def asked_by_name(planner: Any, metadata: Any) -> tuple[str, ...]:
+    """
+    The names that a program gave `_load_state_dict_from_keys` and that are no key of the checkpoint, nor an entry of
+    the state dict that was saved (torch 2.13.0, default_planner.py, `_should_include_key`).
+    """
+    names = getattr(planner, "keys", None)
+    if not names or not is_torchs(planner, "_should_include_key") or not hasattr(planner, "_should_include_key"):
+        return ()
+    known = set(metadata.state_dict_metadata)
+    for path in (metadata.planner_data or {}).values():
+        known.update(accumulate(map(str, path), "{}.{}".format))
+    return tuple(sorted(name for name in names if name not in known))
 
 
 def not_read(examination: Examination, fractions: Mapping[str, float]) -> Iterator[Finding]:

@@ -11,6 +11,24 @@ if TYPE_CHECKING:
 
 _TORCHS: Final = "torch.distributed.checkpoint."
 _OURS: Final = __name__.partition(".")[0] + "."
+_STOCK: Final = frozenset(
+    _TORCHS + name
+    for name in ("default_planner", "planner", "filesystem", "_fsspec_filesystem", "hf_storage", "quantized_hf_storage")
+)
+"""Where torch has the planners and readers that load by name what the metadata says, and nothing else."""
+_PLANNER: Final = (
+    "set_up_planner",
+    "create_local_plan",
+    "create_global_plan",
+    "finish_plan",
+    "load_bytes",
+    "resolve_bytes",
+    "resolve_tensor",
+    "lookup_tensor",
+    "transform_tensor",
+    "commit_tensor",
+)
+_READER: Final = ("read_metadata", "set_up_storage_reader", "prepare_local_plan", "prepare_global_plan", "read_data")
 
 
 def is_torchs(thing: Any, method: str) -> bool:
@@ -19,6 +37,14 @@ def is_torchs(thing: Any, method: str) -> bool:
     """
     module = _module_of(getattr(thing, method, None))
     return module is None or module.startswith((_TORCHS, _OURS))
+
+
+def is_stock(planner: Any, reader: Any) -> bool:
+    """
+    Whether planner and reader are torch's usual ones in all that they do: then names, shapes and the plan tell what is
+    loaded. A planner that is None is torch's default.
+    """
+    return (planner is None or _all_stock(planner, _PLANNER)) and _all_stock(reader, _READER)
 
 
 def shows_plan(reader: Any) -> bool:
@@ -52,6 +78,14 @@ def changes_plans(step: Step) -> bool:
     planner = step.planner
     is_planners = is_torchs(planner, "create_global_plan") and is_torchs(planner, "finish_plan")
     return not (is_planners and is_torchs(step.reader, "prepare_global_plan"))
+
+
+def _all_stock(thing: Any, methods: tuple[str, ...]) -> bool:
+    for method in methods:
+        module = _module_of(getattr(thing, method, None))
+        if not (module is None or module in _STOCK or module.startswith(_OURS)):
+            return False
+    return True
 
 
 def _module_of(function: Any) -> str | None:

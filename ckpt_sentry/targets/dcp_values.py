@@ -15,7 +15,8 @@ import torch
 from ckpt_sentry.audit.findings import counted, verb
 from ckpt_sentry.audit.fold import key_list
 from ckpt_sentry.audit.report import Finding
-from ckpt_sentry.targets.tensors import PLAIN, local_parts
+from ckpt_sentry.guard import let_through
+from ckpt_sentry.targets.tensors import PLAIN, local_parts, quietly
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -110,9 +111,24 @@ def _samples(tensors: Mapping[str, Any], most: int) -> Iterator[tuple[str, torch
         step = len(chosen) / most
         chosen = [chosen[int(place * step)] for place in range(most)]
     for key in chosen:
-        for part in local_parts(tensors[key]):
-            if part.dtype in _FLOATS and part.layout is torch.strided and not part.is_meta and part.numel():
-                yield key, _sample(part.detach())
+        for part in _floats(tensors[key]):
+            yield key, part
+
+
+def _floats(value: Any) -> list[torch.Tensor]:
+    """
+    Samples of the parts of a value that hold floating-point numbers; none of a tensor that refuses to be looked at.
+    """
+    try:
+        with quietly():
+            return [
+                _sample(part.detach())
+                for part in local_parts(value)
+                if part.dtype in _FLOATS and part.layout is torch.strided and not part.is_meta and part.numel()
+            ]
+    except Exception as error:
+        let_through(error)
+        return []
 
 
 def _sample(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
+from ckpt_sentry.guard import let_through
 from ckpt_sentry.targets.dcp_reads import elements_read, items_of
 from ckpt_sentry.targets.tensors import PLAIN
 
@@ -72,6 +73,14 @@ def agreed(value: Any, told: Any, read: int | None) -> Whole | None:
 
     `read` is how many elements are read into it: 0 for a non-tensor that is read, None where nothing is.
     """
+    try:
+        return _agreed(value, told, read)
+    except Exception as error:  # a tensor may refuse anything
+        let_through(error)
+        return None
+
+
+def _agreed(value: Any, told: Any, read: int | None) -> Whole | None:
     shape = getattr(told, "size", None)
     if shape is None:
         is_tensor = isinstance(value, torch.Tensor) or hasattr(value, "local_shards")
