@@ -162,6 +162,7 @@ CATALOGUE: Final[tuple[Code, ...]] = (
         "files",
         "The index and the shards do not agree: it names keys that no shard holds, or leaves out a shard. What it "
         "leaves out is not loaded, in silence.",
+        frozenset({"block_lost", "kind_lost"}),
     ),
     Code(
         "newer_unfinished",
@@ -176,6 +177,7 @@ CATALOGUE: Final[tuple[Code, ...]] = (
         "The loader took one of several files in the folder, and another one beside it holds something else. "
         "accelerate prefers pytorch_model.bin to model.safetensors and both to an index; transformers prefers "
         "safetensors.",
+        frozenset({"block_lost", "kind_lost"}),
     ),
     Code(
         "stale_offload_folder", "files", "The offload folder holds the weights of another checkpoint, which were used."
@@ -188,6 +190,21 @@ CATALOGUE: Final[tuple[Code, ...]] = (
         "names to the model's, with all shapes in agreement. The coverage that it would give is named. "
         "`ckpt_sentry.unify_keys` applies it, or CKPT_SENTRY_ALIGN=auto where the loader can be helped.",
         _MISSING,
+    ),
+    Code(
+        "published_layout",
+        "keys",
+        "The checkpoint is in the layout in which a model of transformers is published (experts apart, older names). "
+        "`from_pretrained` converts it on the way in; `load_state_dict`, accelerate's loaders and the Trainer's resume "
+        "do not. A model that `from_pretrained` has built keeps these values when a Trainer resumes.",
+        frozenset({"no_overlap", "block_lost", "kind_lost"}),
+    ),
+    Code(
+        "tied_keys_missing",
+        "keys",
+        "A missing key shares its tensor with one that the checkpoint has under its name, or is tied to it by the "
+        "model's configuration and not tied yet: `model.tie_weights()`.",
+        frozenset({"low_coverage"}),
     ),
     Code(
         "flat_optimizer",
@@ -261,9 +278,6 @@ CATALOGUE: Final[tuple[Code, ...]] = (
         "keys",
         "The model asks for keys that the checkpoint lacks. They keep the values that they had: of a fresh model, "
         "random ones. CKPT_SENTRY_ALLOW_MISSING names those that may stay so.",
-    ),
-    Code(
-        "tied_keys_missing", "keys", "A missing key shares its tensor with one that the checkpoint has under its name."
     ),
     Code("block_lost", "keys", "All keys of a repeated block are missing, though its neighbours are there."),
     Code("kind_lost", "keys", "Keys of one kind (norms, biases, buffers) are missing in every layer."),

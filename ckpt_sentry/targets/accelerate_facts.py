@@ -23,7 +23,7 @@ from ckpt_sentry.checkpoints.folder import Choice, choose
 from ckpt_sentry.checkpoints.paths import mask
 from ckpt_sentry.checkpoints.step import find_step
 from ckpt_sentry.dataclasses_ import dataclass, field, replace
-from ckpt_sentry.targets import device_map, model_state, offload, proof
+from ckpt_sentry.targets import device_map, model_state, offload, proof, transformers_hints
 
 if TYPE_CHECKING:
     from ckpt_sentry.loads import Load
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 NOTE: Final = "accelerate"
 """Under which a load remembers its `Call`."""
 DISPATCHES: Final = "load_checkpoint_and_dispatch"
+_TIE: Final = "Call model.tie_weights() before the load."
 
 
 @dataclass(slots=True)
@@ -141,7 +142,10 @@ def compare(load: Load, call: Call) -> None:
         call.wanted, call.offered, allow_missing=settings.allow_missing, minimum=settings.min_coverage
     )
     kept = tuple(finding for finding in load.facts.findings if finding not in before)
-    globs = allowing(found.difference.missing, call.wanted.entries)
+    supplied = call.offered.entries.keys() & call.wanted.entries.keys()
+    found = transformers_hints.hinted(call.model, found, supplied, call.path, _TIE)
+    is_hinted = any(finding.code in transformers_hints.CODES for finding in found.findings)
+    globs = () if is_hinted else allowing(found.difference.missing, call.wanted.entries)
     call.examination = found = replace(found, findings=tuple(_exact(mending(found), globs)))
     load.facts = replace(load.facts, findings=kept).examined(found)
 

@@ -24,6 +24,8 @@ _PLAIN_LISTS: Final = frozenset({"missing_keys", "unexpected_keys", "low_coverag
 """Findings that the lines below say in their own words."""
 _OWN_STEPS: Final = frozenset({"low_coverage", "renamed_keys"})
 _FATAL: Final = frozenset({"shape_mismatch", "type_mismatch"})
+_EXPLAINED: Final = frozenset({"published_layout", "tied_keys_missing"})
+"""What says how the missing keys come in: they are not to be allowed."""
 """What a loader ends on, whatever may be missing."""
 
 
@@ -117,7 +119,9 @@ def _is_gap(facts: Facts) -> bool:
     """
     Whether it would load if the missing keys were allowed.
     """
-    return facts.rename is None and not any(one.code in _FATAL and one.level == "error" for one in facts.findings)
+    if facts.rename is not None or any(one.code in _EXPLAINED for one in facts.findings):
+        return False
+    return not any(one.code in _FATAL and one.level == "error" for one in facts.findings)
 
 
 def _checkpoint(facts: Facts) -> list[str]:

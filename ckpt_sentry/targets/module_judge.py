@@ -26,7 +26,7 @@ from ckpt_sentry.audit.report import CheckpointSummary, Facts, Finding, ModelSum
 from ckpt_sentry.checkpoints.paths import mask
 from ckpt_sentry.checkpoints.step import find_step
 from ckpt_sentry.dataclasses_ import replace
-from ckpt_sentry.targets import model_state, module_facts, provenance
+from ckpt_sentry.targets import model_state, module_facts, provenance, transformers_hints
 
 if TYPE_CHECKING:
     from ckpt_sentry.audit.report import Level
@@ -40,6 +40,7 @@ _DEEPEST = 4
 _MOST_LOOKED_AT = 64
 RENAMED = "ckpt_sentry.unify_keys(state_dict, model)"
 """The dict with its keys renamed."""
+_TIE = "load_state_dict(…, strict=False), then model.tie_weights()."
 
 
 class Lists(NamedTuple):
@@ -215,10 +216,13 @@ def judged(
     strict=False if that is asked for.
     """
     found, model, given, lists = _examined(module, state_dict, lists, offer)
+    known = located(state_dict, offer)
+    supplied = given.entries.keys() & model.entries.keys()
+    found = transformers_hints.hinted(module, found, supplied, known.path, _TIE)
     if remedy is not None and found.inference is not None:
         found = replace(found, findings=renaming(found.findings, _renaming(found.inference.mapping, lists, remedy)))
     facts = replace(
-        located(state_dict, offer),
+        known,
         checkpoint=module_facts.checkpoint_summary(given),
         model=module_facts.model_summary(model),
     ).examined(found)

@@ -10,7 +10,7 @@ the head and `base.norm.weight`; the first in the order of their names is taken.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 _PURE: Final = "WeightTransform.rename_source_key"
@@ -56,6 +56,21 @@ def sources(
         if meant is not None:
             found[target] = Source(meant, tuple(key for key in keys if key != meant))
     return found
+
+
+def targets(model: Any, transforms: Iterable[Any], saved: Iterable[str]) -> Iterator[tuple[str, set[str]]]:
+    """
+    Yield keys of a checkpoint with those that transformers makes of them by fresh `transforms`, the first of several.
+    """
+    prefix, ordered = f"{model.base_model_prefix}.", sorted(transforms, key=_converts)
+    for key in saved:
+        name, is_done = key, False
+        for transform in ordered:
+            if not (is_done and _converts(transform)):
+                name, pattern = transform.rename_source_key(name)
+                is_done = is_done or (pattern is not None and _converts(transform))
+        if name != key:
+            yield key, {name, name.removeprefix(prefix), f"{prefix}{name}"}
 
 
 def _direction(prefix: str, saved: Iterable[str], wanted: Iterable[str]) -> tuple[bool, bool]:
