@@ -13,6 +13,7 @@ import functools
 import os
 
 from ckpt_sentry.errors import Refusal
+from ckpt_sentry.wrapping_importlib_bootstrap import around, trim
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any, ParamSpec, TypeVar
 
-    from ckpt_sentry.patches import Patch, Wrap
-
     P = ParamSpec("P")
     T = TypeVar("T")
     D = TypeVar("D")
+
+__all__ = ["around", "contained", "from_signal", "let_through", "log", "strict", "trim", "under_test"]
 
 _said: set[str] = set()
 _STARRED = 0x04
@@ -67,37 +68,6 @@ def contained(point: str, default: Any = None) -> Callable[[Callable[P, T]], Cal
         return call
 
     return decorate
-
-
-def around(
-    before: Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any],
-    after: Callable[[Any, BaseException | None], object],
-) -> Wrap:
-    """
-    Make a wrapper for `hooks.patch` that watches each call of a function of the host from outside.
-
-    `before(original, args, kwargs)` returns a state, or None to let this call pass unwatched. `after(state, error)` is
-    called once, with the exception that the call ended with, or None. Both are `contained` and bound here, once.
-    Arguments, result and exception pass through untouched.
-    """
-
-    def wrap(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            state = before(original, args, kwargs) if patch.active else None
-            if state is None:
-                return original(*args, **kwargs)
-            try:
-                result = original(*args, **kwargs)
-            except BaseException as error:
-                after(state, error)
-                raise
-            after(state, None)
-            return result
-
-        return watched
-
-    return wrap
 
 
 def let_through(error: BaseException) -> None:

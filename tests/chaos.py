@@ -22,7 +22,11 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 PACKAGE = "ckpt_sentry"
-NOT_CALLED_LATER = {"ckpt_sentry.guard.contained", "ckpt_sentry.guard.around"}
+_WRAPPING = f"{PACKAGE}.wrapping_importlib_bootstrap"
+NOT_CALLED_LATER = {
+    f"{PACKAGE}.guard.contained",
+    *(f"{_WRAPPING}.{name}" for name in ("around", "judging", "reading", "repeating")),
+}
 """Decorators: they have done their work when the agent is loaded."""
 
 

@@ -42,6 +42,13 @@ def test_what_fits_is_no_error(saved: Path) -> None:
     assert precheck({"model": Net(adapters=1)}, saved, allow_missing=["*.adapter*"]) is None
 
 
+def test_a_whole_prefix_is_named_beside_an_optimizer(tmp_path: Path) -> None:
+    optimizer = {f"state.{key}.exp_avg": value for key, value in Net().state_dict().items()}
+    dcp.save({"model": Net().state_dict(), "optim": optimizer}, checkpoint_id=tmp_path / "step-1", no_dist=True)
+    error = precheck(nn.ModuleDict({"inner": Net()}), tmp_path / "step-1")
+    assert "(model.head.bias → inner.head.bias), then 100 % would load" in str(error)
+
+
 def test_everything_that_does_not_fit_is_said_at_once(saved: Path) -> None:
     error = precheck({"model": Net(head=32, adapters=800).state_dict()}, saved, rank=2)
 

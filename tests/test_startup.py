@@ -105,7 +105,9 @@ def breakable(tmp_path: Path, wheel: Path) -> Environment:
     return made
 
 
-@pytest.mark.parametrize("module", ["__init__", "_startup", "hooks", "guard", "postimport"])
+@pytest.mark.parametrize(
+    "module", ["__init__", "_startup", "hooks", "guard", "postimport", "wrapping_importlib_bootstrap"]
+)
 @pytest.mark.parametrize("damage", ["raise SystemError('broken')", "this is no Python", None])
 def test_a_broken_package_leaves_the_interpreter_alone(breakable: Environment, module: str, damage: str | None) -> None:
     path = breakable.site_packages / "ckpt_sentry" / f"{module}.py"

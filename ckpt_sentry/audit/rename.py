@@ -29,6 +29,8 @@ _AGREEING: Final = 4
 _TRIED_ON_ALL: Final = 3
 _SHOWN_BYTES: Final = 200
 _EVIDENT_PATTERNS: Final = 3
+_WHOLE: Final = 4
+"""Keys of a model, all of them, that are enough whatever else the checkpoint holds."""
 _ALIKE: Final = 0.5
 """The part of their letters that two names share, in order: "norm" and "layernorm" do, "fc" and "linear" do not."""
 
@@ -129,14 +131,17 @@ def _is_evident(trial: _Trial, pairs: Mapping[str, str], sides: Sides) -> bool:
     """
     Tell whether there is enough for a rule that puts one unknown name in place of another.
 
-    Two heads of the same shape are no rename, and one key of a shape is none of another name. What is only stripped or
-    added, and pairs that are known, need no more than shapes that agree.
+    Two heads of the same shape are no rename, and one key of a shape is none of another name; a whole model is one,
+    whatever else the checkpoint holds. What is only stripped or added, and pairs that are known, need no more than
+    shapes that agree.
     """
     guesses = trial.rule.guesses
     if not guesses:
         return True
     if len(pairs) == 1 and not all(_resemble(old, new) for old, new in guesses):
         return False
+    if len(pairs) == len(sides.missing) == len(sides.model) >= _WHOLE:
+        return True
     fewer, more = sorted((len(sides.unexpected), len(sides.missing)))
     return len(pairs) == more or (len(trial.mapping) >= _EVIDENT_PATTERNS and len(pairs) * 2 >= fewer)
 

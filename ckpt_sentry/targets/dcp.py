@@ -23,7 +23,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry import hooks, loads
-from ckpt_sentry.guard import around, contained
+from ckpt_sentry.guard import around, contained, trim
 from ckpt_sentry.targets import dcp_errors, dcp_facts, dcp_portable, dcp_text, dcp_together, torch_load
 from ckpt_sentry.targets.dcp_stock import shows_plan
 
@@ -234,6 +234,8 @@ def _wrap_exception(original: Callable[..., Any], patch: Patch) -> Callable[...,
         if load is None:
             return original(exc)
         raised(load, exc)
+        # torch prints the frames that it finds here.
+        trim(exc)
         wrapped = original(portable(load, exc) or exc)
         sendable(wrapped)
         return wrapped

@@ -15,12 +15,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ckpt_sentry import hooks, outlets
-from ckpt_sentry.guard import contained
+from ckpt_sentry.guard import around, contained
+from ckpt_sentry.wrapping_importlib_bootstrap import repeating
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from ckpt_sentry.hooks import Patch
+    from ckpt_sentry.patches import Wrap
 
 TARGET = "module"
 
@@ -83,7 +84,7 @@ def instrument_safetensors(module: ModuleType) -> None:
     """
     Patch `safetensors.torch.load_model`: it always asks for `strict=False`, and refuses afterwards by itself.
     """
-    hooks.patch(module, "load_model", _file_loader, target=TARGET)
+    hooks.patch(module, "load_model", _file_loader(), target=TARGET)
 
 
 def prepare(_module: ModuleType) -> None:
@@ -105,53 +106,31 @@ def _calls() -> Any:
     return module_calls
 
 
-def _wrapper(entry: Entry) -> Callable[[Callable[..., Any], Patch], Callable[..., Any]]:
+def _wrapper(entry: Entry) -> Wrap:
     """
     Watch a function that fills a module, and call it a second time where the agent may, and can, mend the keys.
     """
     find = _calls
 
-    def wrap(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def load_state_dict(*args: Any, **kwargs: Any) -> Any:
-            calls = find() if patch.active else None
-            if calls is None or (call := calls.enter(entry, args, kwargs)) is None:
-                return original(*args, **kwargs)
-            try:
-                result = original(*args, **kwargs)
-            except BaseException as error:
-                if not calls.end(call, None, error):
-                    raise
-            else:
-                if not calls.end(call, result, None):
-                    return result
-            try:
-                result = original(*call.args, **call.kwargs)
-            except BaseException as error:
-                calls.end(call, None, error)
-                raise
-            calls.end(call, result, None)
-            return result
+    def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        calls = find()
+        return None if calls is None else calls.enter(entry, args, kwargs)
 
-        return load_state_dict
+    def end(call: Any, result: Any, error: BaseException | None) -> bool:
+        ended: bool = find().end(call, result, error)
+        return ended
 
-    return wrap
+    return repeating(begin, end)
 
 
-def _file_loader(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+def _file_loader() -> Wrap:
     find = _calls
 
-    @functools.wraps(original)
-    def load_model(*args: Any, **kwargs: Any) -> Any:
-        calls = find() if patch.active else None
-        if calls is None or (box := calls.enter_file(args, kwargs)) is None:
-            return original(*args, **kwargs)
-        try:
-            result = original(*args, **kwargs)
-        except BaseException as error:
-            calls.end_file(box, error)
-            raise
-        calls.end_file(box, None)
-        return result
+    def enter(_: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        calls = find()
+        return None if calls is None else calls.enter_file(args, kwargs)
 
-    return load_model
+    def leave(file: Any, error: BaseException | None) -> None:
+        find().end_file(file, error)
+
+    return around(enter, leave)

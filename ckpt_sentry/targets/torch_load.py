@@ -7,7 +7,6 @@ the file really is: a shard or folder of a distributed checkpoint, a Git LFS poi
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from collections.abc import Callable
@@ -17,9 +16,9 @@ from typing import Any
 from ckpt_sentry import hooks, loads
 from ckpt_sentry.checkpoints import sniff
 from ckpt_sentry.guard import contained
-from ckpt_sentry.hooks import Patch
 from ckpt_sentry.render.cells import visible
 from ckpt_sentry.targets import provenance
+from ckpt_sentry.wrapping_importlib_bootstrap import reading
 
 TARGET = "torch_load"
 
@@ -28,33 +27,22 @@ def instrument_torch(module: ModuleType) -> None:
     """
     Patch `torch.serialization.load`, which is `torch.load`.
     """
-    hooks.patch(module, "load", _reader, target=TARGET)
+    hooks.patch(module, "load", _READER, target=TARGET)
 
 
 def instrument_safetensors(module: ModuleType) -> None:
     """
     Patch `safetensors.torch.load_file`; `load_model` calls it by its global name.
     """
-    hooks.patch(module, "load_file", _reader, target=TARGET)
+    hooks.patch(module, "load_file", _READER, target=TARGET)
 
 
-def _reader(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
-    within, came, failed = loads.within, _came, _failed
-
-    @functools.wraps(original)
-    def read(*args: Any, **kwargs: Any) -> Any:
-        # Within a load its target knows the files.
-        if not patch.active or within() is not None:
-            return original(*args, **kwargs)
-        try:
-            loaded = original(*args, **kwargs)
-        except Exception as error:
-            failed(error, args, kwargs)
-            raise
-        came(loaded, args, kwargs)
-        return loaded
-
-    return read
+@contained("torch_load.asked")
+def _asked(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """
+    The path that is read; None within a load, whose target knows the files, and of what has no path.
+    """
+    return None if loads.within() is not None else _path(args, kwargs)
 
 
 @contained("torch_load.aside")
@@ -73,17 +61,17 @@ def _path(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
 
 
 @contained("torch_load.came")
-def _came(loaded: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if (path := _path(args, kwargs)) is not None:
-        provenance.remember(loaded, os.path.abspath(path))
+def _came(path: str, loaded: Any) -> None:
+    provenance.remember(loaded, os.path.abspath(path))
 
 
 @contained("torch_load.failed")
-def _failed(error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    # Within a load of its own that load's report says it.
-    path = _path(args, kwargs)
-    if loads.current() is None and path is not None:
+def _failed(path: str, error: BaseException) -> None:
+    if isinstance(error, Exception):
         explain(error, path)
+
+
+_READER = reading(_asked, _came, _failed)
 
 
 def explain(error: BaseException, path: str) -> None:

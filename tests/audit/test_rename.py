@@ -245,6 +245,15 @@ def test_a_few_keys_are_enough_where_something_else_tells(model, checkpoint):
     assert len(inferred(model, checkpoint).mapping) == len(model)
 
 
+def test_a_whole_model_under_another_prefix_beside_an_optimizer():
+    model = {f"inner.{i}.{name}": tensor(*shape) for i in range(3) for name, shape in (("weight", (4, 4)), BIAS)}
+    saved = renamed(model, lambda key: key.replace("inner.", "model."))
+    optimizer = {f"optim.state.{key}.exp_avg": entry for key, entry in renamed(model, lambda key: key[6:]).items()}
+    found = inferred(model, {**saved, **optimizer, "optim.lr": tensor()})
+    assert found.mapping == {key.replace("inner.", "model."): key for key in model}
+    assert found.rename.coverage == 1.0
+
+
 def test_names_from_a_checkpoint_are_escaped():
     found = inferred(TINY, renamed(TINY, lambda key: "\x1b[31m." + key))
     assert found.rename.rule == 'strip the prefix "\\x1b[31m."'
