@@ -4,8 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 TESTS  ?=
+VERSIONS ?=
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo test lint compat bench clean
 
 setup: $(READY)
 
@@ -27,6 +28,10 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+
+# The tests on other versions of torch, accelerate and transformers: all that are claimed, or VERSIONS="2.4.1 2.8.0".
+compat:
+	$(PYTHON) tests/compat.py $(VERSIONS)
 
 bench: setup
 	for each in benchmarks/*_bench.py; do $(BIN)/python $$each || exit 1; done

@@ -26,7 +26,7 @@ from ckpt_sentry.checkpoints.dcp_metadata import DcpMetadata
 from ckpt_sentry.checkpoints.paths import mask
 from ckpt_sentry.dataclasses_ import dataclass, replace
 from ckpt_sentry.dcp_source import Source, source_of
-from ckpt_sentry.targets import dcp_keys
+from ckpt_sentry.targets import dcp_keys, dcp_planning
 from ckpt_sentry.unify import inventory_of, needed
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ckpt_sentry.audit.examine import Examination
 
 _CANNOT = "dcp.load cannot succeed"
+_PARTLY = "dcp.load copies what fits, and says nothing in this version of torch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +141,10 @@ def precheck(
 
     `state_dict` is what would be given to `dcp.load` (nested or flat; of a `Stateful` its `state_dict()`), key by key:
     what `DefaultLoadPlanner` refuses is an error. Of a module that is one part of the saved state, that part is
-    compared. `path_or_metadata` is the folder of the checkpoint, its `Metadata`, or a `StorageReader`; the files are
-    looked at in a folder only. Unexpected keys alone are no error, nor are missing ones with `allow_partial_load`, or
-    where they match a glob of `allow_missing`.
+    compared. Torch 2.4 does not raise for another shape, but leaves a part of the tensor as it was: that is an error
+    too, and its text says so. `path_or_metadata` is the folder of the checkpoint, its `Metadata`, or a `StorageReader`;
+    the files are looked at in a folder only. Unexpected keys alone are no error, nor are missing ones with
+    `allow_partial_load`, or where they match a glob of `allow_missing`.
     """
     who = identity.identity().rank if rank is None else rank
     source = source_of(path_or_metadata)
@@ -162,8 +164,9 @@ def precheck(
     reasons = (*_types(difference.retyped), *_files(source, sides.stored))
     if excused and not difference.mismatched and not reasons:
         return None
+    is_raised = not excused or reasons or not _is_copied_in_part(difference.mismatched)
     return DCPLoadError(
-        _CANNOT,
+        _CANNOT if is_raised else _PARTLY,
         rank=who,
         checkpoint_step=source.step_value,
         path=source.path,
@@ -175,6 +178,15 @@ def precheck(
         ),
         reasons=(*reasons, *(one.text for one in found.findings if one.code in ("renamed_keys", "flat_optimizer"))),
     )
+
+
+def _is_copied_in_part(mismatched: Iterable[Pair]) -> bool:
+    """
+    Whether this torch copies what fits of tensors of another shape: 2.4 does, where they have as many dimensions.
+    """
+    if dcp_planning.compares_sizes():
+        return False
+    return all(len(pair.model.shape or ()) == len(pair.checkpoint.shape or ()) for pair in mismatched)
 
 
 def _types(retyped: Iterable[Pair]) -> list[str]:

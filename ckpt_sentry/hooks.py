@@ -57,6 +57,7 @@ __all__ = [
     "gate",
     "install",
     "installed",
+    "ledger",
     "patch",
     "set_aside",
     "status",
@@ -159,6 +160,13 @@ def status() -> tuple[PatchStatus, ...]:
     return tuple(sorted(entries))
 
 
+def ledger() -> tuple[Patch, ...]:
+    """
+    The patches that are applied.
+    """
+    return tuple(_ledger)
+
+
 def when_imported(module: str, action: Callable[[ModuleType], object]) -> None:
     """
     Call `action` with the module once it has been imported, and again whenever it is reloaded.
@@ -182,7 +190,7 @@ def patch(owner: Any, attribute: str, wrap: Wrap, *, target: str) -> Patch | Non
     Returns None, and notes "absent", if there is no such attribute. An attribute that holds one of our wrappers
     already is left as it is. What `wrap` raises is noted as "failed" and raised.
     """
-    name = f"{patches.name_of(owner)}.{attribute}"
+    name = patches.full_name(owner, attribute)
     original = patches.lookup(owner, attribute)
     if original is patches.MISSING:
         _note(target, name, ABSENT, f"{patches.name_of(owner)} has no {attribute}")
@@ -230,7 +238,7 @@ def gate(owner: Any, attribute: str, reason: str, *, target: str) -> None:
     """
     Note that `owner.attribute` is left alone in this version of the host, and why.
     """
-    _note(target, f"{patches.name_of(owner)}.{attribute}", GATED, reason)
+    _note(target, patches.full_name(owner, attribute), GATED, reason)
 
 
 def _wait_for(module: str, reference: str) -> None:

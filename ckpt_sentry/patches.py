@@ -39,6 +39,10 @@ class Patch:
         self.active = True
         self.aside = 0
 
+    @property
+    def name(self) -> str:
+        return full_name(self.owner, self.attribute)
+
     def apply(self, wrap: Wrap) -> None:
         """
         Put `wrap(original, self)` in place. A `staticmethod` or `classmethod` is wrapped on the inside and stays one.
@@ -146,6 +150,13 @@ def lookup(owner: Any, attribute: str) -> Any:
         if attribute in found:
             return found[attribute]
     return MISSING
+
+
+def full_name(owner: Any, attribute: str) -> str:
+    """
+    How an attribute of a module or class is called in `status`.
+    """
+    return f"{name_of(owner)}.{attribute}"
 
 
 def name_of(owner: Any) -> str:

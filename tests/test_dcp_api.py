@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import pickle
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from torch import nn
 import ckpt_sentry
 from ckpt_sentry import DCPErrorAggregator, DCPLoadError, ShapeConflict, precheck
 from ckpt_sentry.testing import check_error_text, faults_of
+from tests.targets.hosts import compares_sizes
 
 
 class Net(nn.Module):
@@ -97,7 +99,12 @@ NET = Net().state_dict()
 def test_it_says_what_torch_says(tmp_path: Path, held: dict[str, Any], asked: dict[str, Any]) -> None:
     dcp.save(held, checkpoint_id=tmp_path, no_dist=True)
 
-    assert (precheck(asked, tmp_path) is None) is loads(asked, tmp_path)
+    error = precheck(asked, tmp_path)
+    if error is not None and error.message.startswith("dcp.load copies what fits"):
+        assert not compares_sizes()
+        assert loads(asked, tmp_path)
+    else:
+        assert (error is None) is loads(asked, tmp_path)
 
 
 def loads(asked: dict[str, Any], path: Path) -> bool:
@@ -108,6 +115,10 @@ def loads(asked: dict[str, Any], path: Path) -> bool:
     return True
 
 
+@pytest.mark.skipif(
+    importlib.util.find_spec("torch.distributed.checkpoint._version") is None,
+    reason="this torch takes no checkpoint from before 2.4 apart",
+)
 @pytest.mark.parametrize(("asked", "fits"), [({"lr": [0.0, 0.0]}, True), ({"lr": [0.0], "n": [0]}, False)])
 def test_lists_that_were_saved_in_one_piece(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], *, fits: bool
@@ -351,6 +362,7 @@ def watched(fresh_settings: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 @pytest.mark.usefixtures("watched")
+@pytest.mark.skipif(not compares_sizes(), reason="this torch raises for no shape")
 def test_torchs_own_exceptions_are_collected(saved: Path) -> None:
     with pytest.raises(dcp.CheckpointException) as raised:
         dcp.load({"model": Net(head=32).state_dict()}, checkpoint_id=saved, no_dist=True)

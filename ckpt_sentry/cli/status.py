@@ -7,12 +7,12 @@ Reads only; nothing of torch is imported unless `--probe` asks for it.
 from __future__ import annotations
 
 import difflib
-import importlib
 import importlib.metadata
 import json
 import os
 import platform
 import site
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -22,6 +22,8 @@ from typing import Literal
 import click
 
 from ckpt_sentry import __version__, _startup, config, hooks, launch
+from ckpt_sentry.cli import probe
+from ckpt_sentry.cli.probe import Trial
 from ckpt_sentry.collector import records
 from ckpt_sentry.dataclasses_ import dataclass, replace
 
@@ -49,7 +51,8 @@ class Way:
 @dataclass(frozen=True, slots=True)
 class Status:
     """
-    Everything that the command shows. `patches` is None where neither the agent is on nor a probe was asked for.
+    Everything that the command shows. `patches` is None where neither the agent is on nor a probe was asked for,
+    `passed` and `trials` (see `probe.Probe`) where no probe was.
     """
 
     version: str
@@ -61,18 +64,21 @@ class Status:
     settings: tuple[config.Origin, ...]
     problems: tuple[str, ...]
     patches: tuple[hooks.PatchStatus, ...] | None
+    passed: frozenset[str] | None = None
+    trials: tuple[Trial, ...] | None = None
 
 
 @click.command("status", short_help="Show how the agent gets into a process, its settings and its patches.")
-@click.option("--probe", is_flag=True, help="Import the host libraries and apply every patch here.")
+@click.option("--probe", "is_probe", is_flag=True, help="Import the host libraries and make tiny loads through them.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(*, probe: bool, as_json: bool) -> None:
+def command(*, is_probe: bool, as_json: bool) -> None:
     """Show how the agent gets into a process here, its settings, and each patch.
 
     A patch is applied, absent (this version of the library has no such function), version-gated, failed, or waiting
-    for its library to be imported.
+    for its library to be imported. After a probe an applied one is seen, if a tiny load came through it, and each of
+    these loads compared or not: whether the agent said of it what it had to.
     """
-    found = collect(patches=probed() if probe else registered())
+    found = probed(collect(None)) if is_probe else collect(registered())
     click.echo(json.dumps(document(found), indent=2) if as_json else text(found))
 
 
@@ -137,21 +143,15 @@ def registered() -> tuple[hooks.PatchStatus, ...] | None:
     return hooks.status() if hooks.installed() else None
 
 
-def probed() -> tuple[hooks.PatchStatus, ...]:
+def probed(status: Status) -> Status:
     """
-    The patches after an import of every host module, in this process. A module that cannot be imported is "absent".
+    The same status with what a probe has found.
     """
-    hooks.install()
-    missing: dict[str, str] = {}
-    for module in dict.fromkeys(module for module, _ in hooks.TARGETS):
-        try:
-            importlib.import_module(module)
-        except Exception as error:
-            missing[module] = f"{type(error).__name__}: {error}"
-    return tuple(
-        status._replace(state=hooks.ABSENT, detail=missing[status.attribute]) if status.attribute in missing else status
-        for status in hooks.status()
-    )
+    try:
+        found = probe.probe()
+    except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+        return replace(status, problems=(*status.problems, f"the probe did not come to its end: {error}"))
+    return replace(status, patches=found.patches, passed=found.passed, trials=found.trials)
 
 
 def ways() -> tuple[Way, ...]:
@@ -200,8 +200,18 @@ def document(status: Status) -> dict[str, object]:
     """
     The status as plain data for `--json`.
     """
-    patches = None if status.patches is None else [patch._asdict() for patch in status.patches]
-    return {"schema": SCHEMA, **asdict(status), "patches": patches}
+    patches = None if status.patches is None else [_row(status, patch) for patch in status.patches]
+    trials = None if status.trials is None else [trial._asdict() for trial in status.trials]
+    found = {"schema": SCHEMA, **asdict(status), "patches": patches, "trials": trials}
+    del found["passed"]
+    return found
+
+
+def _row(status: Status, patch: hooks.PatchStatus) -> dict[str, object]:
+    """
+    A patch as data. `seen` is None where no probe has looked.
+    """
+    return {**patch._asdict(), "seen": None if status.passed is None else patch.attribute in status.passed}
 
 
 def text(status: Status) -> str:
@@ -230,9 +240,17 @@ def text(status: Status) -> str:
         ]
     else:
         # Several targets may wait for one library.
-        rows = dict.fromkeys((patch.attribute, patch.state, patch.detail) for patch in status.patches)
+        rows = dict.fromkeys((patch.attribute, _state(status, patch), patch.detail) for patch in status.patches)
         lines += _section("patches", list(rows))
+    lines += _section("tiny loads", [tuple(trial) for trial in status.trials or ()])
     return "\n".join(lines)
+
+
+def _state(status: Status, patch: hooks.PatchStatus) -> str:
+    """
+    The state of a patch, and whether a tiny load came through it.
+    """
+    return f"{patch.state}, seen" if patch.attribute in (status.passed or ()) else patch.state
 
 
 def _section(title: str, rows: list[tuple[str, ...]]) -> list[str]:

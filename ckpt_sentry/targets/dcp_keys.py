@@ -77,7 +77,8 @@ def asked(state_dict: Mapping[str, Any], saved: AbstractSet[str]) -> dict[str, A
     """
     The values of a state dict by the keys that `DefaultLoadPlanner` looks for, where the checkpoint has `saved`.
 
-    A checkpoint from before torch 2.4 has lists without tensors in one piece; torch finds that out as is done here.
+    A checkpoint from before torch 2.4 has lists without tensors in one piece; torch finds that out as is done here, but
+    for 2.4 itself, which does not.
     """
     from ckpt_sentry.targets.dcp_entries import flattened
 
@@ -90,7 +91,10 @@ def asked(state_dict: Mapping[str, Any], saved: AbstractSet[str]) -> dict[str, A
 
 
 def _flattened_before_2_4(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    from torch.distributed.checkpoint._traverse import traverse_state_dict_v_2_3
+    try:
+        from torch.distributed.checkpoint._traverse import traverse_state_dict_v_2_3
+    except ImportError:  # torch 2.4
+        return {}
 
     flat: dict[str, Any] = {}
 

@@ -80,7 +80,7 @@ def instrument(module: ModuleType) -> None:
     code = getattr(getattr(module, SEAM, None), "__code__", None)
     if code is not None and code.co_varnames[: code.co_argcount + code.co_kwonlyargcount] != _PARAMETERS:
         hooks.gate(module, SEAM, f"it does not take {', '.join(_PARAMETERS)}", target=TARGET)
-    elif code is not None and not _compares_sizes(module):
+    elif code is not None and not compares_sizes(module):
         hooks.gate(module, SEAM, "the planner of this torch compares no sizes", target=TARGET)
     else:
         hooks.patch(module, SEAM, _looked_at, target=TARGET)
@@ -125,11 +125,13 @@ def seen(look: Look | None, wanted: Mapping[str, Any], plan: Any, step: Step) ->
     return found if is_all and look.agrees else None
 
 
-def _compares_sizes(module: ModuleType) -> bool:
+def compares_sizes(module: ModuleType | None = None) -> bool:
     """
-    Whether the planner of this torch raises where sizes differ: that of 2.4 does not.
+    Whether the planner of this torch, or of a `default_planner`, raises where sizes differ: 2.4 copies what fits.
     """
-    code = getattr(getattr(module, _PLANNING, None), "__code__", None)
+    from torch.distributed.checkpoint import default_planner
+
+    code = getattr(getattr(module or default_planner, _PLANNING, None), "__code__", None)
     return any(isinstance(text, str) and text.startswith("Size mismatch") for text in getattr(code, "co_consts", ()))
 
 

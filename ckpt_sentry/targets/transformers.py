@@ -6,7 +6,7 @@ What is patched, and why there (transformers 5.24.0, `modeling_utils.py`):
 * `PreTrainedModel.from_pretrained`: the load as a whole, and what it raises.
 * `_get_resolved_checkpoint_files`: the files that are read.
 * `PreTrainedModel._finalize_model_loading` (4605): the loading info, after ties and ignore lists, before the model is
-  returned; a size mismatch is raised from within.
+  returned; a size mismatch is raised from within. transformers 4: see `transformers_v4`.
 
 `from_pretrained` returns a model also where not one key of the checkpoint is one of its own: that is refused here.
 """
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_sentry import hooks, loads
 from ckpt_sentry.guard import around, contained
+from ckpt_sentry.targets import transformers_v4
 
 if TYPE_CHECKING:
     from ckpt_sentry.hooks import Patch
@@ -34,10 +35,13 @@ def instrument(module: ModuleType) -> None:
     """
     model = getattr(module, "PreTrainedModel", None)
     hooks.patch(module, "_get_resolved_checkpoint_files", _resolve, target=TARGET)
-    if not hasattr(model, "_finalize_model_loading"):
-        hooks.gate(model, "from_pretrained", "its loading info is not where transformers 5 has it", target=TARGET)
+    if hasattr(model, "_finalize_model_loading"):
+        hooks.patch(model, "_finalize_model_loading", _finalize, target=TARGET)
+    elif hasattr(model, transformers_v4.SEAM):
+        hooks.patch(model, transformers_v4.SEAM, transformers_v4.loading, target=TARGET)
+    else:
+        hooks.gate(model, "from_pretrained", "its loading info is not where transformers 4 or 5 has it", target=TARGET)
         return
-    hooks.patch(model, "_finalize_model_loading", _finalize, target=TARGET)
     hooks.patch(model, "from_pretrained", around(_begin, _end), target=TARGET)
 
 
@@ -56,6 +60,7 @@ def _end(load: Load, error: BaseException | None) -> None:
     from ckpt_sentry.targets import transformers_judge
 
     try:
+        transformers_v4.note(load)
         transformers_judge.conclude(load, error)
     finally:
         load.leave()

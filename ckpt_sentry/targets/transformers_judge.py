@@ -226,12 +226,12 @@ def _without_ignored(model: Any, wanted: Inventory, missing: Collection[str]) ->
 
 def _advise(load: Load) -> None:
     """
-    Say how `from_pretrained` itself is made to rename: by `key_mapping`, where the rule is but a prefix.
+    Say how `from_pretrained` itself is made to rename: by `key_mapping`, if it has that and the rule is but a prefix.
     """
     if load.facts.rename is None:
         return
     step = "Save ckpt_sentry.unify_keys(state_dict, model).state_dict, and load that."
-    if found := _STRIPPED.fullmatch(load.facts.rename.rule):
+    if (found := _STRIPPED.fullmatch(load.facts.rename.rule)) and load.notes.get("renames", True):
         step = f'Rename the keys: from_pretrained(…, key_mapping={{r"^{re.escape(found[1])}": ""}}).'
     load.facts = replace(load.facts, findings=renaming(load.facts.findings, step))
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from ckpt_sentry import __version__, hooks
+from ckpt_sentry.cli import probe
 from ckpt_sentry.cli.status import SCHEMA, misspelt
 from tests.conftest import Environment, make_environment
 
@@ -107,6 +108,43 @@ def test_probe_applies_every_patch(installed: Environment) -> None:
     states = {patch["attribute"]: patch["state"] for patch in json.loads(done.stdout)["patches"]}
     assert set(states.values()) <= {"applied", "absent", "version-gated"}
     assert states["torch.distributed.checkpoint.utils._DistWrapper.reduce_scatter"] == "applied"
+
+
+@pytest.mark.slow
+def test_probe_tells_what_is_seen_of_tiny_loads(installed: Environment, tmp_path: Any) -> None:
+    pytest.importorskip("transformers")
+    done = installed.command("python", "-m", "ckpt_sentry", "status", "--json", "--probe", HOME=str(tmp_path))
+    found = json.loads(done.stdout)
+    assert {trial["load"]: trial["state"] for trial in found["trials"]} == dict.fromkeys(
+        ["dcp.load", "load_state_dict(strict=False)", "load_checkpoint_in_model", "from_pretrained"], "compared"
+    )
+    seen = {patch["attribute"] for patch in found["patches"] if patch["seen"]}
+    assert {
+        "torch.distributed.checkpoint.state_dict_loader.load",
+        "torch.distributed.checkpoint.utils._wrap_exception",
+        "torch.distributed.checkpoint.filesystem.FileSystemReader.read_data",
+        "torch.nn.modules.module.Module.load_state_dict",
+        "accelerate.utils.modeling.load_checkpoint_in_model",
+        "transformers.modeling_utils.PreTrainedModel.from_pretrained",
+    } <= seen
+    assert "torch.distributed.launcher.api.launch_agent" not in seen
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_load_that_is_not_compared_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("CKPT_SENTRY_DIR", str(tmp_path / "records"))
+    made = probe._tried("a load(x=1)", lambda _: iter([((), 1.0)]), tmp_path)
+    assert made == ("a load(x=1)", "not compared", "nothing was reported")
+
+    def gone(_: Any) -> Any:
+        raise ModuleNotFoundError("No module named 'x'", name="x")
+
+    assert probe._tried("b", gone, tmp_path) == ("b", "absent", "No module named 'x'")
+    assert probe._tried("c", lambda _: iter([1 / 0]), tmp_path) == (
+        "c",
+        "failed",
+        "ZeroDivisionError: division by zero",
+    )
 
 
 def test_probe_without_torch(installed: Environment, tmp_path: Any) -> None:

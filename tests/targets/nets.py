@@ -4,6 +4,10 @@ Tiny models, and values for them that no initialisation gives.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -29,6 +33,14 @@ class Net(nn.Module):
             self.head.weight = self.embed.weight
         if counter:
             self.bn = nn.BatchNorm1d(8)
+
+
+def before_load(module: nn.Module, hook: Callable[..., Any]) -> None:
+    """
+    Register a pre-hook of `load_state_dict`: torch 2.4 has that by its private name alone.
+    """
+    public = getattr(module, "register_load_state_dict_pre_hook", None)
+    (public or partial(module._register_load_state_dict_pre_hook, with_module=True))(hook)
 
 
 def values(seed: int = 1, **options: bool) -> dict[str, torch.Tensor]:

@@ -7,6 +7,7 @@ from torch import nn
 from ckpt_sentry.audit.inventory import Entry
 from ckpt_sentry.targets import model_state
 from ckpt_sentry.targets.accelerate_facts import arguments_of, read_call
+from tests.targets.nets import before_load
 
 ANY = Entry((1,), "float32")
 
@@ -47,12 +48,12 @@ def test_activation_checkpointing_leaves_no_trace_in_names():
     assert set(model_state.inventory(model).entries) == set(model.state_dict())
 
 
-@pytest.mark.parametrize("register", ["register_load_state_dict_pre_hook", "register_load_state_dict_post_hook"])
+@pytest.mark.parametrize("register", [before_load, nn.Module.register_load_state_dict_post_hook])
 def test_load_hooks_are_seen(register):
     model = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1))
     assert not model_state.has_load_hooks(model)
 
-    getattr(model[0], register)(lambda *_: None)
+    register(model[0], lambda *_: None)
 
     assert model_state.has_load_hooks(model)
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from ckpt_sentry import LowCoverageError
 from tests.targets.agents import Agent, codes, fresh, hooked
-from tests.targets.nets import Net, equal, renamed, values
+from tests.targets.nets import Net, before_load, equal, renamed, values
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -45,7 +45,7 @@ def test_the_same_load_again_is_no_loss(
 ) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     model = Net()
-    model.register_load_state_dict_pre_hook(hook)
+    before_load(model, hook)
     for _ in range(3):
         accelerate.load_checkpoint_in_model(model, tmp_path)
     assert [(report.verdict, codes(report)) for report in agent.reports()] == [("ok", [])] * 3
@@ -55,7 +55,7 @@ def test_other_keys_that_no_hook_knows_are_refused_after_it(tmp_path: Path) -> N
     save_file(renamed("x."), tmp_path / "model.safetensors")
     save_file(renamed("y."), tmp_path / "other.safetensors")
     model = Net()
-    model.register_load_state_dict_pre_hook(rename)
+    before_load(model, rename)
     accelerate.load_checkpoint_in_model(model, tmp_path)
     with pytest.raises(LowCoverageError, match=r"0 % of keys"):
         accelerate.load_checkpoint_in_model(model, str(tmp_path / "other.safetensors"))

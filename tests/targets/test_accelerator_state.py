@@ -16,7 +16,7 @@ from torch import nn
 from ckpt_sentry import LowCoverageError
 from ckpt_sentry.audit.report import Coverage
 from tests.targets.agents import Agent, codes, hooked
-from tests.targets.nets import Net
+from tests.targets.nets import Net, before_load
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -159,7 +159,7 @@ def test_a_load_hook_is_judged_by_what_came_in(agent: Agent, tmp_path: Path) -> 
         for key in list(state_dict):
             state_dict[key.removeprefix("module.")] = state_dict.pop(key)
 
-    job.models[0].register_load_state_dict_pre_hook(rename)
+    before_load(job.models[0], rename)
     job.accelerator.load_state(str(folder))
     assert (agent.last().verdict, agent.last().coverage) == ("ok", Coverage(1.0, 1.0))
 

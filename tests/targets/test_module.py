@@ -22,7 +22,7 @@ from ckpt_sentry import LowCoverageError, hooks, loads, unify_keys
 from ckpt_sentry.audit.report import Coverage, ModelSummary
 from ckpt_sentry.targets import module_calls, module_report
 from tests.targets.agents import Agent, codes, hooked
-from tests.targets.nets import Net, equal, renamed, values
+from tests.targets.nets import Net, before_load, equal, renamed, values
 
 ORIGINALS = {"load_state_dict": nn.Module.load_state_dict}
 """In a dict, where no search for other names of it comes."""
@@ -392,7 +392,7 @@ def test_load_hooks_are_the_truth(agent: Agent, capfd: pytest.CaptureFixture[str
         incompatible.missing_keys.clear()
 
     model = Net()
-    model.register_load_state_dict_pre_hook(rename)
+    before_load(model, rename)
     model.load_state_dict(renamed("module."))
     assert equal(model, values())
     model = Net()
@@ -407,7 +407,7 @@ def test_an_error_of_a_hook_is_the_hosts(agent: Agent) -> None:
         raise RuntimeError("mine")
 
     model = Net()
-    model.register_load_state_dict_pre_hook(fail)
+    before_load(model, fail)
     with pytest.raises(RuntimeError, match=r"^mine") as caught:
         model.load_state_dict(values())
     assert caught.value.args == ("mine",)

@@ -10,9 +10,10 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from ckpt_sentry import LowCoverageError
+from ckpt_sentry import LowCoverageError, unify_keys
 from ckpt_sentry.audit.report import Coverage
 from tests.targets.agents import Agent, codes, fresh, hooked
+from tests.targets.hosts import dtype_parameter, renames
 
 SMALL = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 
@@ -84,7 +85,7 @@ def edited(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, A
 @pytest.mark.parametrize(
     "make", [llama, lambda: llama(tied=True), bert, gpt2, t5, vit, lambda: bert("BertForMaskedLM")]
 )
-@pytest.mark.parametrize("settings", [{}, {"dtype": torch.bfloat16}, {"device_map": {"": "cpu"}}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {dtype_parameter(): torch.bfloat16}, {"device_map": {"": "cpu"}}], ids=str)
 def test_what_was_saved_loads_without_a_warning(
     agent: Agent, tmp_path: Path, make: Callable[[], transformers.PreTrainedModel], settings: dict[str, Any]
 ) -> None:
@@ -136,9 +137,15 @@ def test_not_one_key_is_refused(agent: Agent, tmp_path: Path) -> None:
     report = caught.value.ckpt_sentry
     assert report == agent.last()
     assert (report.verdict, report.rename.rule, report.rename.coverage) == ("no_op", 'strip the prefix "module."', 1.0)
-    assert r'from_pretrained(…, key_mapping={r"^module\.": ""})' in str(caught.value)
-    transformers.LlamaForCausalLM.from_pretrained(folder, key_mapping={r"^module\.": ""})
+    assert (r'from_pretrained(…, key_mapping={r"^module\.": ""})' in str(caught.value)) == renames()
+    if renames():
+        transformers.LlamaForCausalLM.from_pretrained(folder, key_mapping={r"^module\.": ""})
+    else:
+        state = unify_keys(load_file(folder / "model.safetensors"), llama()).state_dict
+        save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+        transformers.LlamaForCausalLM.from_pretrained(folder)
     assert agent.last().verdict == "ok"
+    edited(folder, lambda held: {f"other.{key}": held[key] for key in held})
     agent.mode("observe")
     transformers.LlamaForCausalLM.from_pretrained(folder)
     assert (agent.last().verdict, agent.last().error) == ("no_op", None)
@@ -224,7 +231,7 @@ def test_a_broken_file_is_named(tmp_path: Path, name: str, content: bytes, code:
 def test_a_folder_without_weights_is_said(tmp_path: Path) -> None:
     folder = saved(llama(), tmp_path / "m")
     (folder / "model.safetensors").rename(folder / "weights.safetensors")
-    with pytest.raises(OSError, match=r"no file named model\.safetensors") as caught:
+    with pytest.raises(OSError, match=r"no file named .*model\.safetensors") as caught:
         transformers.LlamaForCausalLM.from_pretrained(folder)
     assert codes(caught.value.ckpt_sentry) == ["no_checkpoint_files"]
 
@@ -235,6 +242,7 @@ def test_an_error_of_another_kind_stays_what_it_is(tmp_path: Path) -> None:
     assert codes(caught.value.ckpt_sentry) == ["rank_raised"]
 
 
+@pytest.mark.skipif(not renames(), reason="this transformers has no key_mapping")
 def test_a_mapping_may_let_names_change_places(agent: Agent, tmp_path: Path) -> None:
     folder = saved(llama(), tmp_path / "m")
     layers = {r"layers\.0\.": "layers.T.", r"layers\.1\.": "layers.0.", r"layers\.T\.": "layers.1."}

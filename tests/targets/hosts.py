@@ -1,0 +1,38 @@
+"""
+What the versions of torch and transformers under test do, where that differs and a test has to know: looked up, not
+told by their numbers.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+
+def compares_sizes() -> bool:
+    """
+    Whether `dcp.load` raises for a tensor of another shape.
+    """
+    from torch.distributed.checkpoint import default_planner
+
+    return "Size mismatch" in inspect.getsource(default_planner.create_default_local_load_plan)
+
+
+def renames() -> bool:
+    """
+    Whether `from_pretrained` knows `key_mapping`.
+    """
+    import transformers
+
+    loader: Any = transformers.PreTrainedModel._load_pretrained_model
+    is_given = "key_mapping" in inspect.signature(loader).parameters
+    return is_given or hasattr(transformers.PreTrainedModel, "_finalize_model_loading")
+
+
+def dtype_parameter() -> str:
+    """
+    How `from_pretrained` calls the type that it is to load in.
+    """
+    import transformers
+
+    return "dtype" if "dtype" in transformers.LlamaConfig().to_dict() else "torch_dtype"
