@@ -150,8 +150,12 @@ def warn_problems() -> None:
 
 def warn(text: str) -> None:
     """
-    Warn people: by the logger "ckpt_sentry" if the host listens to it, else on standard error.
+    Warn people: by the logger "ckpt_sentry" if the host listens to it, else on standard error. Credentials are masked.
     """
+    # Imported here: this module is loaded when the interpreter starts.
+    from ckpt_sentry.masking import mask_text
+
+    text = mask_text(text)
     logger = logging.getLogger("ckpt_sentry")
     if _heard(logger):
         logger.warning(text)

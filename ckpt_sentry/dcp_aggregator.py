@@ -10,8 +10,8 @@ from typing import Any
 from ckpt_sentry.audit import ranks
 from ckpt_sentry.audit.fold import expand
 from ckpt_sentry.audit.report import LoadReport
-from ckpt_sentry.checkpoints.paths import mask_text
 from ckpt_sentry.dcp_api import DCPLoadError, ShapeConflict, conflicts_text, keys_text
+from ckpt_sentry.masking import mask_text
 from ckpt_sentry.targets.exceptions import text_of
 
 MOST_SHOWN = 20

@@ -23,9 +23,9 @@ from ckpt_sentry.audit.report import CheckpointSummary, Facts, LoadReport, Model
 from ckpt_sentry.audit.verdict import verdict
 from ckpt_sentry.checkpoints import dcp, folder
 from ckpt_sentry.checkpoints.dcp_metadata import DcpMetadata
-from ckpt_sentry.checkpoints.paths import mask
 from ckpt_sentry.dataclasses_ import dataclass, replace
 from ckpt_sentry.dcp_source import Source, source_of
+from ckpt_sentry.masking import clean, mask, mask_text
 from ckpt_sentry.targets import dcp_keys, dcp_planning
 from ckpt_sentry.unify import inventory_of, needed
 
@@ -84,7 +84,7 @@ class DCPLoadError(RuntimeError):
         self.unexpected = tuple(sorted(map(str, _taken(unexpected))))
         self.shape_conflicts = tuple(sorted(_taken(shape_conflicts), key=lambda one: one.key))
         self.reasons = tuple(_taken(reasons))
-        super().__init__(self._text())
+        super().__init__(mask_text(self._text()))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (type(self), self.message, self._fields())
@@ -244,11 +244,11 @@ def audit(model_or_state_dict: Any, path: Any) -> LoadReport:
         )
     facts = replace(
         facts,
-        path=None if source.path is None else mask(source.path),
+        path=source.path,
         step=source.step_value,
         step_source=None if source.step is None else source.step.source,
     )
-    return LoadReport(
+    report = LoadReport(
         load_id=identity.load_id(who.run_id, who.attempt, "audit", 0),
         ordinal=0,
         identity=who,
@@ -259,6 +259,7 @@ def audit(model_or_state_dict: Any, path: Any) -> LoadReport:
         ended_at=time.time(),
         **{name: getattr(facts, name) for name in Facts.__slots__},
     )
+    return clean(report)
 
 
 def _facts_of_dcp(model_or_state_dict: Any, metadata: DcpMetadata) -> Facts:

@@ -13,6 +13,12 @@ class Refusal(RuntimeError):  # noqa: N818 - a decision; the errors are its subc
 
     ckpt_sentry: object = None
 
+    def __init__(self, *arguments: object) -> None:
+        # Imported here: this module is loaded when the interpreter starts.
+        from ckpt_sentry.masking import clean
+
+        super().__init__(*clean(arguments))
+
 
 class LowCoverageError(Refusal):
     """

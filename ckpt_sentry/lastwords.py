@@ -24,8 +24,8 @@ from ckpt_sentry import config, identity
 from ckpt_sentry.audit import frames
 from ckpt_sentry.audit.peers import is_loss
 from ckpt_sentry.audit.report import LoadError, LoadReport
-from ckpt_sentry.checkpoints.paths import mask_text
 from ckpt_sentry.guard import contained
+from ckpt_sentry.masking import mask_text
 from ckpt_sentry.render.note import sentence
 from ckpt_sentry.telemetry import connection
 from ckpt_sentry.telemetry.events import RankEnded

@@ -27,6 +27,7 @@ from ckpt_sentry.audit.report import (
     Verdict,
 )
 from ckpt_sentry.guard import contained
+from ckpt_sentry.masking import clean
 from ckpt_sentry.telemetry.events import LoadFailing, LoadFinished, LoadStarted, PhaseEntered
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class Load:
         """
         self._close_phase()
         facts = self.facts
-        self.report = LoadReport(
+        report = LoadReport(
             load_id=self.load_id,
             ordinal=self.ordinal,
             identity=self.identity,
@@ -145,6 +146,8 @@ class Load:
             error=error,
             **{name: getattr(facts, name) for name in Facts.__slots__},
         )
+        # From here on it is the host's too, as a note and an attribute of its exception.
+        self.report = clean(report)
         self.leave()
         self._outlets.finished(LoadFinished(identity=self.identity, at=self.report.ended_at, report=self.report))
         return self.report

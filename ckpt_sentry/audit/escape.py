@@ -7,8 +7,13 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from ckpt_sentry.masking import mask_text
+
 LONGEST: Final = 300
 """Characters of a name that are shown."""
+
+_LOOKED_AT: Final = 8_192
+"""Characters of a name that are looked at: it may have millions."""
 
 _SYNTAX = re.compile(r"[\\{},]")
 _SHORT: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
@@ -58,17 +63,19 @@ def _unescape_one(match: re.Match[str]) -> str:
     return escaped[1] if escaped[1] in "\\{}," else chr(int(escaped.removeprefix(escaped[:2]), 16))
 
 
-def cut(text: str, longest: int = LONGEST) -> str:
+def cut(text: str, longest: int = LONGEST, more: int = 0) -> str:
     """
     Shorten escaped text to `longest` characters and say how many more there are; never amid an escape.
+
+    `more` are characters that had been left out before.
     """
-    if len(text) <= longest:
+    if len(text) <= longest and not more:
         return text
     end = longest
     for match in _ESCAPED.finditer(text, max(0, longest - 20)):
         if match.start() < longest < match.end() and not _starts_amid(text, match.start()):
             end = match.start()
-    return f"{text[:end]}… (+{len(text) - end} characters)"
+    return f"{text[:end]}… (+{len(text) - end + more} characters)"
 
 
 def _starts_amid(text: str, position: int) -> bool:
@@ -79,6 +86,7 @@ def _starts_amid(text: str, position: int) -> bool:
 
 def shown(name: str) -> str:
     """
-    Give a name as it may be printed: escaped, then cut.
+    Give a name as it may be printed: without credentials, escaped, then cut.
     """
-    return cut(escape(name))
+    head = name[:_LOOKED_AT]
+    return cut(escape(mask_text(head)), more=len(name) - len(head))

@@ -26,6 +26,7 @@ from ckpt_sentry.cli import probe
 from ckpt_sentry.cli.probe import Trial
 from ckpt_sentry.collector import records
 from ckpt_sentry.dataclasses_ import dataclass, replace
+from ckpt_sentry.masking import clean, mask_text
 
 SCHEMA = "ckpt_sentry.status/1"
 HOSTS = ("torch", "accelerate", "transformers", "safetensors", "structlog", "opentelemetry-sdk")
@@ -79,7 +80,7 @@ def command(*, is_probe: bool, as_json: bool) -> None:
     these loads compared or not: whether the agent said of it what it had to.
     """
     found = probed(collect(None)) if is_probe else collect(registered())
-    click.echo(json.dumps(document(found), indent=2) if as_json else text(found))
+    click.echo(json.dumps(clean(document(found)), indent=2) if as_json else mask_text(text(found)))
 
 
 def collect(patches: tuple[hooks.PatchStatus, ...] | None) -> Status:

@@ -29,6 +29,7 @@ from ckpt_sentry.collector.summary import (
     Unfinished,
 )
 from ckpt_sentry.dataclasses_ import dataclass
+from ckpt_sentry.masking import clean
 from ckpt_sentry.telemetry.events import Event, LoadStarted, RankEnded, RunEnded
 from ckpt_sentry.telemetry.events import LoadFinished as _LoadFinished
 
@@ -248,7 +249,8 @@ class Aggregator:
         state = self._loads.get(load_id)
         if state is None or not state.phases:
             return None
-        return _summarise(state, self._story(state, expected, settled=settled))
+        # Records may be anybody's: what is shown of them holds no credentials, whoever wrote them.
+        return clean(_summarise(state, self._story(state, expected, settled=settled)))
 
     def _story(self, state: LoadState, expected: Collection[int] | None, *, settled: bool) -> Story:
         wanted = state.reach if expected is None else expected

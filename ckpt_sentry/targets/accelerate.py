@@ -19,7 +19,6 @@ import functools
 from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry import config, hooks, loads, unify
-from ckpt_sentry.checkpoints.paths import mask
 from ckpt_sentry.errors import LowCoverageError
 from ckpt_sentry.guard import contained
 from ckpt_sentry.targets import accelerate_facts, accelerate_judge, offload
@@ -66,7 +65,7 @@ def _begin(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     return loads.begin(
         "accelerate",
         call.entry_point,
-        mask(call.path),
+        call.path,
         observe=lambda load: load.notes.update({accelerate_facts.NOTE: call}),
     )
 
@@ -165,7 +164,7 @@ def _after_dispatch(model: Any, held: dict[str, tuple[float, ...]], folder: str)
     stale = offload.stale_after_dispatch(model, held)
     if not stale:
         return
-    load = loads.begin("accelerate", "dispatch_model", mask(folder))
+    load = loads.begin("accelerate", "dispatch_model", folder)
     if load is None:
         return
     error: LowCoverageError | None = None

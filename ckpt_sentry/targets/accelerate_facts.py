@@ -20,7 +20,6 @@ from ckpt_sentry.audit.inventory import Entry, Inventory
 from ckpt_sentry.audit.policy import allowing
 from ckpt_sentry.audit.report import CheckpointSummary, Finding, ModelSummary
 from ckpt_sentry.checkpoints.folder import Choice, choose
-from ckpt_sentry.checkpoints.paths import mask
 from ckpt_sentry.checkpoints.step import find_step
 from ckpt_sentry.dataclasses_ import dataclass, field, replace
 from ckpt_sentry.targets import device_map, model_state, offload, proof, transformers_hints
@@ -105,7 +104,7 @@ def look(load: Load, call: Call) -> None:
     step = find_step(call.path)
     load.facts = replace(
         load.facts,
-        path=mask(call.path),
+        path=call.path,
         format=choice.format,
         step=step.value if step else None,
         step_source=step.source if step else None,

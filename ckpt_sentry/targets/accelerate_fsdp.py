@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 from ckpt_sentry import config, hooks, loads
 from ckpt_sentry.audit.examine import examine
 from ckpt_sentry.checkpoints import state_file
-from ckpt_sentry.checkpoints.paths import mask
 from ckpt_sentry.checkpoints.step import find_step
 from ckpt_sentry.dataclasses_ import replace
 from ckpt_sentry.errors import LowCoverageError
@@ -56,7 +55,7 @@ def _begin(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
         load.facts = replace(load.facts, step=step.value if step else None, step_source=step.source if step else None)
         load.notes[_NOTE] = arguments
 
-    return loads.begin("accelerate", original.__name__, mask(path), kind=original.__name__, observe=observe)
+    return loads.begin("accelerate", original.__name__, path, kind=original.__name__, observe=observe)
 
 
 @contained("accelerate_fsdp.before")

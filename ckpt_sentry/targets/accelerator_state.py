@@ -28,7 +28,6 @@ from ckpt_sentry.audit.policy import Policy
 from ckpt_sentry.audit.report import CheckpointSummary, Coverage, Finding, ModelSummary, PhaseName
 from ckpt_sentry.audit.verdict import verdict
 from ckpt_sentry.checkpoints import sniff, state_file
-from ckpt_sentry.checkpoints.paths import mask
 from ckpt_sentry.checkpoints.step import find_step
 from ckpt_sentry.dataclasses_ import dataclass, field, replace
 from ckpt_sentry.errors import LowCoverageError
@@ -144,7 +143,7 @@ def _begin(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
         load.facts = replace(load.facts, format="accelerate")
         load.is_aside = True
 
-    path = None if named is None or state.folder is None else mask(state.folder)
+    path = None if named is None else state.folder
     return loads.begin("accelerate", ENTRY_POINT, path, observe=observe)
 
 
@@ -204,7 +203,7 @@ def _enter(load: Load, original: Callable[..., Any], args: tuple[Any, ...], kwar
     step = find_step(state.wanted.folder)
     load.facts = replace(
         load.facts,
-        path=mask(state.wanted.folder),
+        path=state.wanted.folder,
         step=step.value if step else None,
         step_source=step.source if step else None,
     )
@@ -424,7 +423,7 @@ def _explain(load: Load, state: _State, error: BaseException) -> None:
     found: list[Finding] = []
     last = state.read[-1] if state.read else None
     if state.wanted is None:
-        load.facts = replace(load.facts, path=load.facts.path or (state.folder and mask(state.folder)))
+        load.facts = replace(load.facts, path=load.facts.path or state.folder)
         found += _about_place(state, error)
     elif last is not None and not isinstance(error, FileNotFoundError):
         found += [finding for finding in sniff.findings(last) if finding.level == "error"]

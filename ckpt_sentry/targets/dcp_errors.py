@@ -17,6 +17,7 @@ from ckpt_sentry.audit.policy import Policy
 from ckpt_sentry.audit.report import Finding, LoadError, LoadReport, Verdict
 from ckpt_sentry.audit.verdict import verdict
 from ckpt_sentry.checkpoints import dcp as files
+from ckpt_sentry.checkpoints.paths import shown_path
 from ckpt_sentry.dataclasses_ import replace
 from ckpt_sentry.errors import LowCoverageError
 from ckpt_sentry.render.note import note
@@ -119,9 +120,8 @@ def _refused(load: Load, judged: Verdict) -> str:
     part = "" if facts.coverage is None else f" {percent(facts.coverage.judged)} of what was asked for was loaded."
     step = "" if facts.step is None else f", step {facts.step}"
     what = "wrong values" if judged == "wrong_values" else "a partial load"
-    return (
-        f"{load.entry_point} refused, {what}: {facts.path or 'no path'}{step}, rank {load.identity.rank}.{part} {worst}"
-    )
+    path = shown_path(facts.path or "no path")
+    return f"{load.entry_point} refused, {what}: {path}{step}, rank {load.identity.rank}.{part} {worst}"
 
 
 def _whose(load: Load, exc: BaseException) -> LoadError:

@@ -15,7 +15,6 @@ from ckpt_sentry import config
 from ckpt_sentry.audit.coverage import FULL
 from ckpt_sentry.audit.inventory import Entry, Inventory
 from ckpt_sentry.audit.report import CheckpointSummary, ModelSummary
-from ckpt_sentry.checkpoints.paths import mask
 from ckpt_sentry.checkpoints.step import find_step, peek_step
 from ckpt_sentry.dataclasses_ import replace
 from ckpt_sentry.targets import dcp_keys, dcp_optimizer, dcp_planning, dcp_revision, dcp_stock, dcp_values
@@ -50,15 +49,7 @@ _RELATIVE_PATH = attrgetter("relative_path")
 
 def path_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
     """
-    The path in the arguments of any of DCP's load functions, with credentials masked, or None.
-    """
-    path = raw_path(args, kwargs)
-    return None if path is None else mask(path)
-
-
-def raw_path(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
-    """
-    The path as it was given, or as the reader has it.
+    The path in the arguments of any of DCP's load functions, as it was given or as the reader has it; or None.
     """
     candidate = kwargs.get("checkpoint_id")
     if candidate is None:
@@ -78,14 +69,14 @@ def note_arguments(load: Load, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     state_dict = kwargs.get("state_dict", args[0] if args else None)
     if load.facts.key_digest is None and isinstance(state_dict, dict) and len(state_dict) <= MOST_TOP_KEYS:
         load.facts = replace(load.facts, key_digest=_digest(map(str, state_dict)))
-    path = raw_path(args, kwargs)
+    path = path_of(args, kwargs)
     if path is None or "path" in load.notes:
         return
     load.notes["path"] = path
     step = find_step(path)
     load.facts = replace(
         load.facts,
-        path=mask(path),
+        path=path,
         format=_format_of(reader),
         step=step.value if step else None,
         step_source=step.source if step else None,
@@ -360,7 +351,7 @@ def _summary(totals: tuple[int, int, int], metadata: Any, most: int) -> Checkpoi
         elements=elements,
         bytes=size,
         files=len(files) if files else None,
-        saved_path=None if saved_path is None else mask(str(saved_path)),
+        saved_path=None if saved_path is None else str(saved_path),
         saved_by=_writers(files) if files else None,
     )
 

@@ -45,7 +45,7 @@ def together(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Together:
     if who.world_size == 1:
         return ALL
     if not dist.is_available() or not dist.is_initialized() or _argument(args, kwargs, "no_dist", _NO_DIST):
-        return Together(f"alone {dcp_facts.raw_path(args, kwargs) or ''}", str(who.rank))
+        return Together(f"alone {dcp_facts.path_of(args, kwargs) or ''}", str(who.rank))
     group = _argument(args, kwargs, "process_group", _GROUP)
     if group is None:
         return ALL

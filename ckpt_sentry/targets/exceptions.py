@@ -11,7 +11,7 @@ from typing import Any
 
 from ckpt_sentry.audit.generators import readable
 from ckpt_sentry.audit.report import LoadError
-from ckpt_sentry.checkpoints.paths import mask_text
+from ckpt_sentry.masking import mask_text
 
 TEXT = "_ckpt_sentry_text"
 """Attribute of an exception: its text without generators, made where its frames were."""

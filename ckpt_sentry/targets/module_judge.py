@@ -23,7 +23,6 @@ from ckpt_sentry.audit.findings import keys as count_keys
 from ckpt_sentry.audit.fold import key_list
 from ckpt_sentry.audit.inventory import Entry, Inventory
 from ckpt_sentry.audit.report import CheckpointSummary, Facts, Finding, ModelSummary
-from ckpt_sentry.checkpoints.paths import mask
 from ckpt_sentry.checkpoints.step import find_step
 from ckpt_sentry.dataclasses_ import replace
 from ckpt_sentry.targets import model_state, module_facts, provenance, transformers_hints
@@ -281,7 +280,7 @@ def located_at(path: str | None) -> Facts:
     step = find_step(path)
     written = provenance.written(path)
     return Facts(
-        path=mask(path),
+        path=path,
         format="safetensors" if path.endswith(".safetensors") else "torch_save",
         step=step.value if step else None,
         step_source=step.source if step else None,

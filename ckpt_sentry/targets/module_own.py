@@ -18,7 +18,7 @@ from ckpt_sentry.audit.findings import renaming, verb
 from ckpt_sentry.audit.inventory import Inventory
 from ckpt_sentry.audit.report import Facts, Finding
 from ckpt_sentry.checkpoints import state_file
-from ckpt_sentry.checkpoints.paths import mask
+from ckpt_sentry.checkpoints.paths import shown_path
 from ckpt_sentry.dataclasses_ import replace
 from ckpt_sentry.targets import model_state, module_judge, proof, provenance
 from ckpt_sentry.targets.proof import Claim, Holder
@@ -53,12 +53,12 @@ def judged(facts: Facts, module: torch.nn.Module, own: int, keys: int) -> Facts:
     if unused is None:
         return facts.with_findings([Finding("own_tensors", "info", text)])
     found, wanted = unused.found, model_state.inventory(module)
-    read = f"Nothing of {mask(unused.path)}, which was read before, is in the module"
+    read = f"Nothing of {shown_path(unused.path)}, which was read before, is in the module"
     finding = Finding("own_tensors", "warning", f"{read}: all that was loaded are the module's own tensors.")
     renamed = tuple(one for one in renaming(found.findings, _REMEDY) if one.code == "renamed_keys")
     return replace(
         facts,
-        path=mask(unused.path),
+        path=unused.path,
         coverage=coverage(wanted, ()),
         utilisation=0.0,
         rename=found.rename,

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ckpt_sentry.audit.report import Finding
-from ckpt_sentry.checkpoints.paths import mask
+from ckpt_sentry.checkpoints.paths import shown_path
 
 EDGE = 4
 """Tensors that are remembered at either end of a dict."""
@@ -102,7 +102,7 @@ def written(path: str) -> Finding | None:
         return None
     # A moment, not an age: all ranks say the same.
     moment = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(changed))
-    return Finding("source_file", "info", f"The values were read from {mask(path)}, last written {moment}.")
+    return Finding("source_file", "info", f"The values were read from {shown_path(path)}, last written {moment}.")
 
 
 def forget() -> None:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ckpt_sentry.audit.report import Identity, LoadError
-from ckpt_sentry.checkpoints.paths import mask_text
 from ckpt_sentry.checkpoints.regular import regular
 from ckpt_sentry.dataclasses_ import dataclass
+from ckpt_sentry.masking import mask_text
 from ckpt_sentry.telemetry.events import RankEnded
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from ckpt_sentry.audit.policy import Policy
 from ckpt_sentry.audit.report import CheckpointSummary, Finding, Proof
 from ckpt_sentry.audit.verdict import verdict
 from ckpt_sentry.checkpoints import folder, state_file
-from ckpt_sentry.checkpoints.paths import mask
 from ckpt_sentry.checkpoints.step import find_step
 from ckpt_sentry.dataclasses_ import replace
 from ckpt_sentry.errors import LowCoverageError
@@ -50,9 +49,8 @@ def begin(model_class: Any, name: Any, key_mapping: Any = None, variant: Any = N
     path = None if name is None else os.fspath(name)
     local = path if path is not None and os.path.isdir(path) else None
     step = None if local is None else find_step(local)
-    masked = None if path is None else mask(path)
     # Nothing that could fail comes after: a load that is begun has to be ended.
-    load = loads.begin("transformers", f"{model_class.__name__}.from_pretrained", masked)
+    load = loads.begin("transformers", f"{model_class.__name__}.from_pretrained", path)
     if load is not None:
         load.notes["folder"] = local
         load.notes["renamed"] = tuple(map(str, key_mapping or ()))

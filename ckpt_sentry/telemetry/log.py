@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry import names
 from ckpt_sentry.audit.escape import shown
+from ckpt_sentry.masking import clean
 from ckpt_sentry.telemetry import otlp_json
 from ckpt_sentry.telemetry.events import LoadFinished
 
@@ -112,6 +113,7 @@ def event_fields(event: Event) -> dict[str, Any]:
 
 
 def _write(name: str, level: int, settings: Settings, fields: Any, subject: Any) -> None:
+    subject = clean(subject)
     if settings.log == "stdlib":
         if _logger.isEnabledFor(level):
             found = fields(subject)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ckpt_sentry import names
 from ckpt_sentry.guard import contained
+from ckpt_sentry.masking import clean, mask
 from ckpt_sentry.telemetry import otel_env
 from ckpt_sentry.telemetry.events import LoadFinished
 
@@ -220,6 +221,7 @@ _told_grpc = False
 def _send(event: Event) -> None:
     if not active() or _suppressed():
         return
+    event = clean(event)
     caller = _current_span()
     providers = _host_providers()
     if providers:
@@ -345,7 +347,7 @@ def _warn_of_grpc(signals: set[Any]) -> None:
     _told_grpc = True
     logging.getLogger(names.SCOPE).warning(
         "ckpt_sentry: OTEL_EXPORTER_OTLP_PROTOCOL=grpc is not spoken; OTLP/HTTP goes to %s",
-        otel_env.target(os.environ, asked[0]).url.partition("?")[0],
+        mask(otel_env.target(os.environ, asked[0]).url.partition("?")[0]),
     )
 
 

@@ -24,6 +24,7 @@ from opentelemetry.sdk.trace import export as trace_export
 from opentelemetry.sdk.version import __version__ as sdk_version
 
 from ckpt_sentry import names
+from ckpt_sentry.masking import mask
 from ckpt_sentry.telemetry import otel_env
 from ckpt_sentry.telemetry.otel_http import Lane
 from ckpt_sentry.telemetry.otel_ids import Ids
@@ -171,7 +172,7 @@ class Pipeline:
         """
         if lane.problem is not None and self._problem is None:
             self._problem = lane.problem
-            logging.getLogger(names.SCOPE).info("OTLP: %s: %s", lane.target.url.partition("?")[0], lane.problem)
+            logging.getLogger(names.SCOPE).info("OTLP: %s: %s", mask(lane.target.url.partition("?")[0]), lane.problem)
 
 
 def _resource(identity: Identity) -> Resource:

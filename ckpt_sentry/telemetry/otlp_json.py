@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry import __version__, names
 from ckpt_sentry.audit import codec
+from ckpt_sentry.masking import clean
 from ckpt_sentry.telemetry.events import (
     EVENT_TYPES,
     Event,
@@ -53,7 +54,7 @@ def encode(events: Iterable[Event], *, service_name: str = names.SCOPE) -> Json:
     """
     An `ExportLogsServiceRequest` of these events, in their order.
 
-    Neighbours of the same process share one resource.
+    Neighbours of the same process share one resource. Credentials are masked.
     """
     return {
         "resourceLogs": [
@@ -62,7 +63,7 @@ def encode(events: Iterable[Event], *, service_name: str = names.SCOPE) -> Json:
                 "scopeLogs": [
                     {
                         "scope": {"name": names.SCOPE, "version": __version__},
-                        "logRecords": [_record(event) for event in group],
+                        "logRecords": [_record(clean(event)) for event in group],
                     }
                 ],
             }
