@@ -17,7 +17,7 @@ from ckpt_sentry.audit.examine import Examination
 from ckpt_sentry.audit.findings import anew, counted, listing, verb
 from ckpt_sentry.audit.fold import folds
 from ckpt_sentry.audit.report import Finding
-from ckpt_sentry.checkpoints.paths import mask
+from ckpt_sentry.checkpoints.paths import shown_path
 from ckpt_sentry.dataclasses_ import replace
 from ckpt_sentry.targets import transformers_names
 
@@ -112,7 +112,7 @@ def _published(
         f"({listing(list(folds(converted)))}): from_pretrained converts {verb(count, 'it', 'them')} on the way in, "
         "this load does not."
     )
-    where = "…" if path is None else shown(repr(mask(path if os.path.isdir(path) else os.path.dirname(path))))
+    where = "…" if path is None else shown(repr(shown_path(path if os.path.isdir(path) else os.path.dirname(path))))
     yield Finding(PUBLISHED, "warning", text, f"Load it with {name}.from_pretrained({where}).")
 
 
