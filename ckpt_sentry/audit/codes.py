@@ -228,6 +228,13 @@ CATALOGUE: Final[tuple[Code, ...]] = (
         _MISSING,
     ),
     Code(
+        "load_hooks_skipped",
+        "keys",
+        "The model renames keys in load pre-hooks or in _load_from_state_dict. accelerate calls these with "
+        "device_map=None alone: with a map it sets each tensor by itself.",
+        frozenset({"no_overlap"}),
+    ),
+    Code(
         "no_overlap",
         "keys",
         "Not one key of the checkpoint is a key of the model. Where a rule of renaming leads from one to the other, "
@@ -252,6 +259,12 @@ CATALOGUE: Final[tuple[Code, ...]] = (
         "tied_weights_lost",
         "values",
         "Two names share one tensor; the load broke the tie and made it anew from the name that held the old values.",
+    ),
+    Code(
+        "quantized_state_dropped",
+        "values",
+        "The checkpoint's weights are quantized: numbers that mean nothing without scales and tables beside them. The "
+        "loader took the numbers for values and left the rest out.",
     ),
     Code("tied_values_differ", "values", "Tied names have different values in the checkpoint: only one can be loaded."),
     Code("non_finite_values", "values", "NaN was found in floating-point tensors that the load has just brought in."),

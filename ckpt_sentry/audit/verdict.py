@@ -9,7 +9,15 @@ from typing import Final
 
 from ckpt_sentry.audit.report import Coverage, Finding, LoadError, Proof, Verdict
 
-WRONG_VALUES: Final = frozenset({"values_not_loaded", "tied_weights_lost", "stale_offload_folder", "non_finite_values"})
+WRONG_VALUES: Final = frozenset(
+    {
+        "values_not_loaded",
+        "tied_weights_lost",
+        "stale_offload_folder",
+        "non_finite_values",
+        "quantized_state_dropped",
+    }
+)
 """Findings that say: the keys match, the values do not."""
 
 

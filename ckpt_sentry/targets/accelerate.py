@@ -16,6 +16,7 @@ These modules define the functions, so all later names of them are the wrappers;
 from __future__ import annotations
 
 import functools
+import os
 from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry import config, hooks, loads, unify
@@ -95,16 +96,24 @@ def _call() -> tuple[Load, Call] | None:
 
 
 def _reader(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
-    read, aligned = _read, _aligned
+    opened, aligned = _opened, _aligned
 
     @functools.wraps(original)
     def load_state_dict(*args: Any, **kwargs: Any) -> Any:
         if patch.active:
-            read(READ)
+            opened(args, kwargs)
         result = original(*args, **kwargs)
         return (aligned(result) or result) if patch.active else result
 
     return load_state_dict
+
+
+@contained("accelerate.opened")
+def _opened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if (found := _call()) is not None:
+        load, call = found
+        call.opened.append(os.fsdecode(args[0] if args else kwargs["checkpoint_file"]))
+        load.enter(READ)
 
 
 @contained("accelerate.read")

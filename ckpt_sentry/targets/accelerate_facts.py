@@ -22,7 +22,7 @@ from ckpt_sentry.audit.report import CheckpointSummary, Finding, ModelSummary
 from ckpt_sentry.checkpoints.folder import Choice, choose
 from ckpt_sentry.checkpoints.step import find_step
 from ckpt_sentry.dataclasses_ import dataclass, field, replace
-from ckpt_sentry.targets import device_map, model_state, offload, proof, transformers_hints
+from ckpt_sentry.targets import accelerate_causes, device_map, model_state, offload, proof, transformers_hints
 
 if TYPE_CHECKING:
     from ckpt_sentry.loads import Load
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 NOTE: Final = "accelerate"
 """Under which a load remembers its `Call`."""
 DISPATCHES: Final = "load_checkpoint_and_dispatch"
-_TIE: Final = "Call model.tie_weights() before the load."
 
 
 @dataclass(slots=True)
@@ -57,6 +56,8 @@ class Call:
     """Samples of the model before the load, where its own code may rename or change what comes in."""
     is_deferred: bool = False
     """Whether coverage is judged after the load, since load hooks may rename keys."""
+    opened: list[str] = field(default_factory=list)
+    """The files that the loader has come to, in order."""
     offloaded_before: frozenset[str] = frozenset()
     """Keys in the index of the offload folder before the load."""
 
@@ -138,14 +139,17 @@ def compare(load: Load, call: Call) -> None:
     settings = config.settings()
     before = call.examination.findings if call.examination is not None else ()
     call.examination = found = examine(
-        call.wanted, call.offered, allow_missing=settings.allow_missing, minimum=settings.min_coverage
+        call.wanted, call.offered, allow_missing=settings.allow_missing, minimum=settings.required
     )
     kept = tuple(finding for finding in load.facts.findings if finding not in before)
     supplied = call.offered.entries.keys() & call.wanted.entries.keys()
-    found = transformers_hints.hinted(call.model, found, supplied, call.path, _TIE)
+    found = transformers_hints.hinted(call.model, found, supplied, call.path, accelerate_causes.tying(call))
+    causes = tuple(accelerate_causes.causes(call, found))
+    is_skipped = any(cause.code == accelerate_causes.HOOKS for cause in causes)
     is_hinted = any(finding.code in transformers_hints.CODES for finding in found.findings)
-    globs = () if is_hinted else allowing(found.difference.missing, call.wanted.entries)
-    call.examination = found = replace(found, findings=tuple(_exact(mending(found), globs)))
+    globs = () if is_skipped or is_hinted else allowing(found.difference.missing, call.wanted.entries)
+    others = without_steps(mending(found)) if is_skipped else _exact(mending(found), globs)
+    call.examination = found = replace(found, findings=(*causes, *others))
     load.facts = replace(load.facts, findings=kept).examined(found)
 
 
@@ -162,6 +166,13 @@ def mending(found: Examination) -> tuple[Finding, ...]:
         if settings.mode == "observe":
             step = "Set CKPT_SENTRY=1 and CKPT_SENTRY_ALIGN=auto."
     return renaming(found.findings, step)
+
+
+def without_steps(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """
+    The same findings of keys, where another one says what is to be done about them.
+    """
+    return (replace(finding, next=None) for finding in findings)
 
 
 def _exact(findings: tuple[Finding, ...], globs: tuple[str, ...]) -> Iterator[Finding]:

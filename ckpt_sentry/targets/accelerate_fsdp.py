@@ -73,7 +73,7 @@ def _before(load: Load) -> None:
     settings = config.settings()
     wanted = model_state.inventory(arguments["model"])
     wanted = model_state.without_needless(arguments["model"], wanted, found.inventory.entries)
-    examination = examine(wanted, found.inventory, allow_missing=settings.allow_missing, minimum=settings.min_coverage)
+    examination = examine(wanted, found.inventory, allow_missing=settings.allow_missing, minimum=settings.required)
     load.facts = replace(
         load.facts, model=model_summary(wanted), checkpoint=checkpoint_summary(found.inventory)
     ).examined(examination)
@@ -82,12 +82,10 @@ def _before(load: Load) -> None:
     missing = examination.difference.missing
     if load.identity.world_size > 1:
         # The others are on their way to a broadcast from this rank: they must not wait for ever.
-        text = accelerate_text.loaded(load.entry_point, load.facts, wanted, missing, settings.min_coverage)
+        text = accelerate_text.loaded(load.entry_point, load.facts, wanted, missing, settings.required)
         load.notes["refusal"] = LowCoverageError(text)
         return
-    raise LowCoverageError(
-        accelerate_text.refused(load.entry_point, load.facts, wanted, missing, settings.min_coverage)
-    )
+    raise LowCoverageError(accelerate_text.refused(load.entry_point, load.facts, wanted, missing, settings.required))
 
 
 def _whole_file(arguments: Mapping[str, Any]) -> str | None:

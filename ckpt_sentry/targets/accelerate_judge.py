@@ -5,6 +5,7 @@ What to make of a load by accelerate: refuse it, let it raise by itself before a
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from ckpt_sentry import config
+from ckpt_sentry.audit.escape import shown
+from ckpt_sentry.audit.findings import counted
 from ckpt_sentry.audit.findings import keys as count_keys
 from ckpt_sentry.audit.fold import key_list
 from ckpt_sentry.audit.policy import Policy
@@ -37,18 +40,19 @@ def policy() -> Policy:
     The policy that the settings ask for.
     """
     settings = config.settings()
-    return Policy(mode=settings.mode, minimum=settings.min_coverage)
+    return Policy(mode=settings.mode, minimum=settings.required)
 
 
 def before(load: Load, call: Call) -> Callable[[], Any] | None:
     """
-    Judge a load before it begins. Returns what the loader would raise by anyhow, later, as a function of the host.
+    Judge a load before it begins. Returns the check of accelerate's own that ends it now rather than half-way, if any.
 
     :raises LowCoverageError: too little of the model would be loaded.
     """
     accelerate_facts.look(load, call)
-    early = _early(call)
-    if early is not None or call.choice is None or not call.choice.loadable or call.examination is None:
+    if call.choice is None or not call.choice.loadable or call.examination is None:
+        return None
+    if (early := _early(call)) is not None:
         return early
     if call.map_facts is not None and call.map_facts.bad.get(None):
         return None
@@ -64,31 +68,20 @@ def before(load: Load, call: Call) -> Callable[[], Any] | None:
 
 def _text(say: Callable[..., str], load: Load, call: Call) -> str:
     missing = () if call.examination is None else call.examination.difference.missing
-    settings = config.settings()
-    minimum = 1.0 if settings.mode == "strict" else settings.min_coverage
-    return say(call.entry_point, load.facts, call.wanted, missing, minimum)
+    return say(call.entry_point, load.facts, call.wanted, missing, config.settings().required)
 
 
 def _early(call: Call) -> Callable[[], Any] | None:
     """
-    The loader's own check or reader that is certain to raise, where the loader would call it after it has written.
+    Accelerate's check of a map that gives no device to keys of the model, where the load is certain to end on it, with
+    a part of the model written: what is under the minimum is refused (docs/policy.md), in accelerate's own words.
     """
-    choice, facts = call.choice, call.map_facts
-    if facts is not None and facts.uncovered and _will_raise(call):
-        return functools.partial(_of("accelerate.big_modeling", "check_device_map"), call.model, call.device_map)
-    if facts is not None and isinstance(call.device_map, Mapping) and any(name is not None for name in facts.bad):
-        devices = [device for device in call.device_map.values() if device_map.bad_device(device) is not None]
-        return functools.partial(torch.empty, 0, device=devices[0]) if _is_device_text(devices[0]) else None
-    if choice is None or choice.loadable or len(choice.files) + (choice.index is not None) < 2:  # noqa: PLR2004
+    facts, settings = call.map_facts, config.settings()
+    if facts is None or not facts.uncovered or facts.bad or settings.mode == "observe" or not _will_raise(call):
         return None
-    broken = accelerate_proof.first_broken(choice)
-    if broken is None:
-        return None
-    return functools.partial(_of("accelerate.utils.modeling", "load_state_dict"), broken, device_map=call.device_map)
-
-
-def _is_device_text(device: object) -> bool:
-    return isinstance(device, (str, int, torch.device)) and not isinstance(device, bool)
+    if device_map.DISK in call.device_map.values() and call.arguments.get("offload_folder") is None:
+        return None  # it raises for that, before it reads anything
+    return functools.partial(_of("accelerate.big_modeling", "check_device_map"), call.model, call.device_map)
 
 
 def _will_raise(call: Call) -> bool:
@@ -138,7 +131,10 @@ def after(load: Load, call: Call) -> None:
     found = accelerate_proof.prove(load, call) if config.settings().verify != "off" else None
     load.facts = load.facts.with_findings(_placement(call))
     rules = policy()
-    if found is not None and rules.disproof(found.differing.count) is not None:
+    is_wrong = found is not None and rules.disproof(found.differing.count) is not None
+    if is_wrong or (
+        rules.mode == "strict" and any(one.code == "quantized_state_dropped" for one in load.facts.findings)
+    ):
         raise LowCoverageError(accelerate_text.disproved(call.entry_point, load.facts))
     if call.is_deferred and rules.refusal(load.facts.coverage) is not None:
         raise LowCoverageError(_text(accelerate_text.loaded, load, call))
@@ -150,7 +146,7 @@ def conclude(load: Load, error: BaseException | None) -> None:
     """
     call = load.notes.get(accelerate_facts.NOTE)
     if call is not None and error is not None and not isinstance(error, (LowCoverageError, *INTERRUPTS)):
-        load.facts = load.facts.with_findings(_reasons(load, call, error))
+        load.facts = load.facts.with_findings((*_reasons(load, call, error), *_overwritten(load, call)))
     described = None if error is None else describe(error, load.phase)
     judged = verdict(
         error=None if isinstance(error, LowCoverageError) else described,
@@ -182,6 +178,19 @@ def _reasons(load: Load, call: Call, error: BaseException) -> Iterable[Finding]:
     elif not any(finding.level == "error" for finding in load.facts.findings):
         text = f"{described.type}: {described.message}" if described.message else described.type
         yield Finding("rank_raised", "error", text)
+
+
+def _overwritten(load: Load, call: Call) -> Iterable[Finding]:
+    """
+    Say which files were loaded whole when a load failed.
+    """
+    done = [os.path.basename(path) for path in (call.opened if load.phase == "dispatch" else call.opened[:-1])]
+    if done:
+        names = ", ".join(map(shown, done[:_SHOWN])) + (", …" if len(done) > _SHOWN else "")
+        text = f"{counted(len(done), 'file')} had been loaded before it failed: {names}. "
+        text += "The model holds their values beside its old ones."
+        step = "Load again from a whole checkpoint, or build the model anew."
+        yield Finding("partly_overwritten", "warning", text, step)
 
 
 def _placement(call: Call) -> Iterable[Finding]:

@@ -4,16 +4,12 @@ The proof of a load by accelerate: which values have to be where, and what it me
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Final
 
 from ckpt_sentry import config
 from ckpt_sentry.audit.fold import key_list
 from ckpt_sentry.audit.report import Finding, Proof
-from ckpt_sentry.checkpoints import index as index_
-from ckpt_sentry.checkpoints import state_file
 from ckpt_sentry.checkpoints.elements import Slot
-from ckpt_sentry.checkpoints.errors import HeaderError
 from ckpt_sentry.checkpoints.paths import shown_path
 from ckpt_sentry.dataclasses_ import replace
 from ckpt_sentry.targets import accelerate_facts, device_map, model_state, module_facts, offload, proof
@@ -23,31 +19,10 @@ from ckpt_sentry.targets.proof import Claim, Held, Holder, Outcome
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from ckpt_sentry.checkpoints.folder import Choice
     from ckpt_sentry.loads import Load
     from ckpt_sentry.targets.accelerate_facts import Call
 
 _SHOWN: Final = 3
-
-
-def first_broken(choice: Choice) -> str | None:
-    """
-    The first shard that cannot be read, if a shard before it can: the loader would have written that one by then.
-
-    A pickle that is there is left to the loader alone.
-    """
-    if choice.index is None:
-        return None
-    try:
-        index = index_.read(choice.index)
-    except (OSError, HeaderError):
-        return None
-    for place, name in enumerate(index.files):
-        path = os.path.join(index.folder, name)
-        if os.path.isfile(path) and (not path.endswith(".safetensors") or state_file.read(path).readable):
-            continue
-        return path if place else None
-    return None
 
 
 def prove(load: Load, call: Call) -> Proof | None:

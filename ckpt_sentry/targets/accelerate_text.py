@@ -24,7 +24,7 @@ _PLAIN_LISTS: Final = frozenset({"missing_keys", "unexpected_keys", "low_coverag
 """Findings that the lines below say in their own words."""
 _OWN_STEPS: Final = frozenset({"low_coverage", "renamed_keys"})
 _FATAL: Final = frozenset({"shape_mismatch", "type_mismatch"})
-_EXPLAINED: Final = frozenset({"published_layout", "tied_keys_missing"})
+_EXPLAINED: Final = frozenset({"published_layout", "tied_keys_missing", "load_hooks_skipped"})
 """What says how the missing keys come in: they are not to be allowed."""
 """What a loader ends on, whatever may be missing."""
 
@@ -57,7 +57,7 @@ def disproved(entry_point: str, facts: Facts) -> str:
     proof, coverage = facts.proof, facts.coverage
     part = "" if coverage is None else f" although {_coverage(coverage)} match"
     head = f"{entry_point} left wrong values in the model{part}"
-    if proof is not None:
+    if proof is not None and proof.differing.count:
         differ = verb(proof.differing.count, "differs", "differ")
         head += f": {proof.differing.count:,} of {proof.checked:,} compared tensors {differ} from the checkpoint"
     lines = [head, *_checkpoint(facts)]
@@ -65,7 +65,7 @@ def disproved(entry_point: str, facts: Facts) -> str:
         if finding.level == "error":
             lines.append(_line("cause", finding.text))
             lines += _next(finding)
-    if proof is not None:
+    if proof is not None and proof.differing.count:
         lines.append(_line("differing", _keys(proof.differing)))
     return "\n".join(lines)
 

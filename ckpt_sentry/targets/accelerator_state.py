@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry import config, hooks, loads
@@ -431,10 +431,9 @@ def _explain(load: Load, state: _State, error: BaseException) -> None:
         described = describe(error, None)
         text = f"{described.type}: {described.message}" if described.message else described.type
         found.append(Finding("rank_raised", "error", text))
-    if (done := _overwritten(state)) is not None:
-        is_told = any(finding.next for finding in (*load.facts.findings, *found) if finding.level == "error")
-        found.append(replace(done, next=None) if is_told else done)
-    load.facts = load.facts.with_findings(found)
+    is_told = any(finding.next for finding in (*load.facts.findings, *found) if finding.level == "error")
+    done = (replace(finding, next=None) if is_told else finding for finding in _overwritten(state))
+    load.facts = load.facts.with_findings((*found, *done))
 
 
 def _about_place(state: _State, error: BaseException) -> Iterable[Finding]:
@@ -451,19 +450,19 @@ def _about_place(state: _State, error: BaseException) -> Iterable[Finding]:
     return []
 
 
-def _overwritten(state: _State) -> Finding | None:
+def _overwritten(state: _State) -> Iterator[Finding]:
     """
     What was overwritten when the load failed, and whether the models are whole.
     """
     done = [part.label for number, part in state.parts.items() if number in state.filled]
     # The one that was read last may have been taken in part.
     done += [os.path.basename(path) for path in state.read[:-1] if accelerator_files.is_training_state(path)]
-    if not done:
-        return None
-    text = f"Overwritten before it failed: {', '.join(done)}. What comes after is as it was."
+    if done:
+        text = f"Overwritten before it failed: {', '.join(done)}. What comes after is as it was."
+        step = "Load again from a whole checkpoint, or start anew."
+        yield Finding("partly_overwritten", "warning", text, step)
     if state.is_whole:
-        text = f"The model is whole, and only training state is lacking. {text}"
-    return Finding("partly_overwritten", "warning", text, "Load again from a whole checkpoint, or start anew.")
+        yield Finding("model_whole", "info", "The model is whole: only training state is lacking.")
 
 
 def _reader(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:

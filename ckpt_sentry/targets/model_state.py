@@ -93,13 +93,19 @@ def has_load_hooks(model: torch.nn.Module) -> bool:
 
     That is a hook before or after the load, or a class outside torch with a `_load_from_state_dict` of its own.
     """
-    for _, module in module_facts.parts_of(model):
-        if module._load_state_dict_pre_hooks or module._load_state_dict_post_hooks:
-            return True
-        own = type(module)._load_from_state_dict
-        if own is not torch.nn.Module._load_from_state_dict and not own.__module__.startswith("torch.nn."):
-            return True
-    return False
+    return any(
+        has_own_names(module) or module._load_state_dict_post_hooks for _, module in module_facts.parts_of(model)
+    )
+
+
+def has_own_names(module: torch.nn.Module) -> bool:
+    """
+    Whether code of this module may rename what comes into it: a hook before the load, or a class outside torch with a
+    `_load_from_state_dict` of its own.
+    """
+    own = type(module)._load_from_state_dict
+    is_plain = own is torch.nn.Module._load_from_state_dict or own.__module__.startswith("torch.nn.")
+    return bool(module._load_state_dict_pre_hooks) or not is_plain
 
 
 def is_sharded(model: torch.nn.Module) -> bool:

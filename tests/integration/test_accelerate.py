@@ -176,13 +176,21 @@ def test_an_uncovered_module_raises_before_anything_is_written(tmp_path: Path) -
     assert "5 keys of the model" in load["findings"][0]["text"]
 
 
-def test_a_missing_shard_raises_before_anything_is_written(tmp_path: Path) -> None:
+def test_to_observe_is_to_let_the_load_run(tmp_path: Path) -> None:
+    outcome = run("uncovered", tmp_path, CKPT_SENTRY="observe")
+
+    assert outcome.out.split() == ["CHANGED"]
+    assert codes(outcome.loads()[0]) == {"device_map_uncovered": "error"}
+
+
+def test_a_missing_shard_raises_when_the_shards_before_it_are_in(tmp_path: Path) -> None:
     outcome = run("missing_shard", tmp_path)
 
-    assert "UNCHANGED" in outcome.out
+    assert outcome.out.split() == ["CHANGED"]
     (load,) = outcome.loads()
     assert load["error"]["type"] == "FileNotFoundError"
-    assert codes(load)["shard_missing"] == "error"
+    assert codes(load) == {"shard_missing": "error", "partly_overwritten": "warning"}
+    assert "1 file had been loaded before it failed: a.safetensors." in load["findings"][-1]["text"]
 
 
 def test_a_model_without_values_needs_a_map(tmp_path: Path) -> None:

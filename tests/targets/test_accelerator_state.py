@@ -175,7 +175,7 @@ def test_what_came_before_a_missing_file_is_in(agent: Agent, tmp_path: Path, kin
     report = caught.value.ckpt_sentry
     assert all(torch.equal(value, wanted[key]) for key, value in job.models[0].state_dict().items())
     assert (report.verdict, codes(report)) == ("failed", [f"{kind}_missing", "partly_overwritten"])
-    assert report.findings[1].text.startswith("The model is whole, and only training state is lacking.")
+    assert report.findings[-1].text == "The model is whole: only training state is lacking."
     assert agent.last() == report
 
 
@@ -402,7 +402,6 @@ def test_a_late_failure_says_what_was_overwritten(agent: Agent, tmp_path: Path) 
         ["unknown_format", "partly_overwritten"],
     )
     assert report.findings[1].text == (
-        "The model is whole, and only training state is lacking. "
         "Overwritten before it failed: model, optimizer.bin. What comes after is as it was."
     )
     assert agent.last() == report

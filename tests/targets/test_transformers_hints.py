@@ -4,6 +4,7 @@ What a model of transformers tells of the keys that other loaders find missing; 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -131,3 +132,28 @@ def test_ties_of_transformers_4() -> None:
             return self.embed
 
     assert transformers_hints.ties(Four()) == {"lm_head.weight": "embed.weight"}
+
+
+@pytest.mark.parametrize(
+    ("is_meta", "device_map", "way"),
+    [
+        (False, {"": "cpu"}, "pass device_map=None"),
+        (False, None, None),
+        (True, None, "pass device_map={'': 'cpu'}"),
+    ],
+)
+def test_how_ties_are_made_before_a_load_by_accelerate(
+    tmp_path: Path, agent: Agent, *, is_meta: bool, device_map: dict[str, str] | None, way: str | None
+) -> None:
+    llama().save_pretrained(tmp_path)
+    with init_empty_weights(include_buffers=False) if is_meta else contextlib.nullcontext():
+        model = llama()
+    if not is_meta:
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    with pytest.raises(LowCoverageError) as caught:
+        load_checkpoint_and_dispatch(model, str(tmp_path), device_map=device_map)
+    step = "Call model.tie_weights() before the load" + ("." if way is None else f", and {way}.")
+    assert [one.next for one in caught.value.ckpt_sentry.findings if one.next] == [step]
+    model.tie_weights()
+    load_checkpoint_and_dispatch(model, str(tmp_path), device_map={"": "cpu"} if is_meta else None)
+    assert agent.last().verdict == "ok"
