@@ -5,6 +5,8 @@ What is patched, and why there (transformers 5.24.0, `modeling_utils.py`):
 
 * `PreTrainedModel.from_pretrained`: the load as a whole, and what it raises.
 * `_get_resolved_checkpoint_files`: the files that are read.
+* `PreTrainedModel.load_adapter` (integrations/peft.py:80): an adapter is a checkpoint of its own. Before transformers 5
+  it goes through `load_state_dict`.
 * `PreTrainedModel._finalize_model_loading` (4605): the loading info, after ties and ignore lists, before the model is
   returned; a size mismatch is raised from within. transformers 4: see `transformers_v4`.
 
@@ -37,6 +39,7 @@ def instrument(module: ModuleType) -> None:
     hooks.patch(module, "_get_resolved_checkpoint_files", _resolve, target=TARGET)
     if hasattr(model, "_finalize_model_loading"):
         hooks.patch(model, "_finalize_model_loading", _finalize, target=TARGET)
+        hooks.patch(model, "load_adapter", _adapter, target=TARGET)
     elif hasattr(model, transformers_v4.SEAM):
         hooks.patch(model, transformers_v4.SEAM, transformers_v4.loading, target=TARGET)
     else:
@@ -107,3 +110,39 @@ def _loaded(load: Load, model: Any, load_config: Any, loading_info: Any) -> None
     from ckpt_sentry.targets import transformers_judge
 
     transformers_judge.note_info(load, model, load_config, loading_info)
+
+
+def _adapter(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+    begin, end = _begin_adapter, _end_adapter
+
+    @functools.wraps(original)
+    def load_adapter(self: Any, *args: Any, **kwargs: Any) -> Any:
+        load = begin(self, args, kwargs) if patch.active else None
+        if load is None:
+            return original(self, *args, **kwargs)
+        try:
+            result = original(self, *args, **kwargs)
+        except BaseException as error:
+            end(load, self, None, error)
+            raise
+        end(load, self, result, None)
+        return result
+
+    return load_adapter
+
+
+@contained("transformers.begin_adapter")
+def _begin_adapter(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Load | None:
+    from ckpt_sentry.targets import transformers_adapter
+
+    return transformers_adapter.begin(model, args, kwargs)
+
+
+@contained("transformers.end_adapter")
+def _end_adapter(load: Load, model: Any, info: Any, error: BaseException | None) -> None:
+    from ckpt_sentry.targets import transformers_adapter
+
+    try:
+        transformers_adapter.conclude(load, model, info, error)
+    finally:
+        load.leave()

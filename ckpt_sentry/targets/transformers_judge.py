@@ -90,8 +90,8 @@ def note_info(load: Load, model: Any, load_config: Any, info: Any) -> None:
     load.facts = replace(
         load.facts,
         model=module_facts.model_summary(model_side),
-        checkpoint=_summary(load, checkpoint),
-        format=_format(load.notes.get("files", ())),
+        checkpoint=summary(load, checkpoint),
+        format=format_of(load),
     ).examined(examination)
     load.notes["missing"] = examination.difference.missing
     load.notes["wanted"] = model_side
@@ -113,7 +113,7 @@ def conclude(load: Load, error: BaseException | None) -> None:
         LowCoverageError: not one key of the checkpoint is one of the model's, or the values are not the checkpoint's.
     """
     if error is not None:
-        _failed(load, error)
+        failed(load, error)
         return
     settings, facts = config.settings(), load.facts
     strict = settings.mode == "strict"
@@ -138,7 +138,10 @@ def conclude(load: Load, error: BaseException | None) -> None:
         raise refusal
 
 
-def _failed(load: Load, error: BaseException) -> None:
+def failed(load: Load, error: BaseException) -> None:
+    """
+    Finish a load that has raised, with what its files are, and attach the report.
+    """
     described = describe(error, load.phase)
     if not isinstance(error, INTERRUPTS):
         found = [finding for file in _state_files(load) for finding in file.findings if finding.level == "error"]
@@ -186,12 +189,19 @@ def _beside(load: Load) -> Iterator[Finding]:
         yield from transformers_files.findings(_state_files(load), load.notes.get("variant"), is_local=is_local)
 
 
-def _summary(load: Load, checkpoint: Inventory) -> CheckpointSummary:
+def summary(load: Load, checkpoint: Inventory) -> CheckpointSummary:
+    """
+    Count what a checkpoint holds, and the files that were chosen.
+    """
     files = load.notes.get("files", ())
     return replace(module_facts.checkpoint_summary(checkpoint), files=len(files) or None)
 
 
-def _format(files: Sequence[str]) -> str | None:
+def format_of(load: Load) -> str | None:
+    """
+    The format of the files that were chosen, where it is one.
+    """
+    files = load.notes.get("files", ())
     kinds = {"safetensors" if file.endswith(".safetensors") else "torch_save" for file in files}
     return kinds.pop() if len(kinds) == 1 else None
 
