@@ -102,6 +102,7 @@ def _no_files(path: str, names: Sequence[str]) -> Finding:
     known = [name for name in names if os.path.splitext(name)[1] in {".safetensors", ".bin", ".pt", ".pth", ".ckpt"}]
     if known:
         step = f"pass the file itself: {shown(os.path.join(path, known[0]))}"
+        step = step if len(known) == 1 else "pass the file that is meant, not the folder"
         return Finding("no_checkpoint_files", "error", f"{text}, but {_some(known)}", step)
     inner = next((name for name in names[:_MAX_LISTED] if _is_dcp(os.path.join(path, name))), None)
     if inner:

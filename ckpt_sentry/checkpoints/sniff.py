@@ -311,7 +311,7 @@ def _rename_to(kind: Kind) -> str:
     if kind == "safetensors":
         return "rename it to .safetensors"
     if kind in {"torch_zip", "torch_legacy"}:
-        return "rename it to .bin, or save it again with safetensors"
+        return "rename it to .bin"
     return "check where it came from"
 
 

@@ -228,7 +228,8 @@ def _left_on_meta(call: Call) -> Finding | None:
     folded = key_list(names)
     keys = ", ".join(folded.keys[:_SHOWN]) + (", …" if len(folded.keys) > _SHOWN else "")
     step: str | None = (
-        "The checkpoint has to hold them, or give them values: model.to_empty(device=…) and an initialisation."
+        "The checkpoint has to hold them, or give a value to each: "
+        "accelerate.utils.set_module_tensor_to_device(model, name, device, value=…)."
     )
     if call.examination is not None and call.examination.rename is not None:
         step = None  # it does hold them, under other names
