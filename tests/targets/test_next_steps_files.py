@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -312,22 +311,6 @@ def test_what_the_checkpoint_lacks_is_given_a_value(agent: Agent, tmp_path: Path
     value = values()["head.weight"]
     eval(call.replace("name, device, value=…", "'head.weight', 'cpu', value=value"), {**words, "value": value})
     assert equal(model, values())
-
-
-def test_a_folder_with_other_values(agent: Agent, tmp_path: Path) -> None:
-    path, folder = whole(tmp_path), tmp_path / "off"
-    split = {"embed": "disk", "layers": "cpu", "head": "cpu"}
-    torch.save(values(2), tmp_path / "other.bin")
-    load_checkpoint_in_model(Net(), str(tmp_path / "other.bin"), device_map=split, offload_folder=str(folder))
-    model = Net()
-    with contextlib.suppress(Exception):
-        load_checkpoint_and_dispatch(model, str(path), device_map=split, offload_folder=str(folder))
-    if not any(one.code == "stale_offload_folder" for one in agent.last().findings):
-        pytest.skip("this accelerate overwrites the folder")
-    assert step(agent, "stale_offload_folder") == "Pass an empty offload_folder for each checkpoint."
-    shutil.rmtree(folder)
-    load_checkpoint_and_dispatch(Net(), str(path), device_map=split, offload_folder=str(folder))
-    assert agent.last().verdict == "ok"
 
 
 def test_a_folder_that_dispatch_finds_filled(agent: Agent, tmp_path: Path) -> None:
