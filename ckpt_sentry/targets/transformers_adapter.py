@@ -15,7 +15,6 @@ from ckpt_sentry.audit.examine import examine
 from ckpt_sentry.audit.inventory import Entry, Inventory
 from ckpt_sentry.audit.policy import Policy
 from ckpt_sentry.audit.verdict import verdict
-from ckpt_sentry.checkpoints.paths import mask
 from ckpt_sentry.checkpoints.step import find_step
 from ckpt_sentry.dataclasses_ import replace
 from ckpt_sentry.errors import LowCoverageError
@@ -43,8 +42,7 @@ def begin(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Load 
     local = path if path is not None and os.path.isdir(path) else None
     step = None if local is None else find_step(local)
     before = frozenset(key for key, _ in module_facts.tensors_of(model))
-    masked = None if path is None else mask(path)
-    load = loads.begin("transformers", f"{type(model).__name__}.load_adapter", masked)
+    load = loads.begin("transformers", f"{type(model).__name__}.load_adapter", path)
     if load is not None:
         load.notes.update(folder=local, before=before, adapter=given.get("adapter_name") or _DEFAULT)
         load.facts = replace(load.facts, step=step.value if step else None, step_source=step.source if step else None)
