@@ -112,6 +112,16 @@ def _is_one(mine: torch.Tensor, other: torch.Tensor) -> bool:
     return is_one
 
 
+def transient_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """
+    Yield each buffer that is not in a state dict (`persistent=False`) with its name.
+    """
+    for path, part in parts_of(module):
+        for name in part._non_persistent_buffers_set:
+            if (value := part._buffers.get(name)) is not None:
+                yield f"{path}.{name}" if path else name, value
+
+
 def is_partly_meta(module: torch.nn.Module) -> bool:
     """
     Whether a tensor in the module is on the meta device. Asked at every load, so it is not to take longer than it must.

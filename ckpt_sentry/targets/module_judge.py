@@ -18,7 +18,7 @@ from ckpt_sentry import config
 from ckpt_sentry.audit.coverage import FULL, coverage
 from ckpt_sentry.audit.escape import shown
 from ckpt_sentry.audit.examine import Examination, examine
-from ckpt_sentry.audit.findings import anew, renaming
+from ckpt_sentry.audit.findings import anew, renaming, verb
 from ckpt_sentry.audit.findings import keys as count_keys
 from ckpt_sentry.audit.fold import key_list
 from ckpt_sentry.audit.inventory import Entry, Inventory
@@ -154,13 +154,41 @@ def counted(wanted: Inventory, came: Inventory, path: str | None) -> tuple[Facts
     return replace(located_at(path), checkpoint=summaries[0], model=summaries[1]).examined(found), found
 
 
-def on_meta(module: torch.nn.Module) -> frozenset[str]:
+class OnMeta(NamedTuple):
     """
-    The names of tensors that are on the meta device after a load: nothing came into them.
+    The names of tensors that are on the meta device after a load: those into which nothing came, and the buffers that
+    no checkpoint holds, which somebody has to fill.
+    """
+
+    persistent: frozenset[str] = frozenset()
+    transient: frozenset[str] = frozenset()
+
+
+def on_meta(module: torch.nn.Module) -> OnMeta:
+    """
+    What is on the meta device after a load.
     """
     if not module_facts.is_partly_meta(module):
-        return frozenset()
-    return frozenset(name for name, value in module_facts.tensors_of(module) if value.is_meta)
+        return OnMeta()
+    return OnMeta(
+        frozenset(name for name, value in module_facts.tensors_of(module) if value.is_meta),
+        frozenset(name for name, value in module_facts.transient_of(module) if value.is_meta),
+    )
+
+
+def unmade(names: Collection[str]) -> Finding:
+    """
+    Say that buffers which no checkpoint holds have no values yet.
+    """
+    count = len(names)
+    text = (
+        f"{count:,} {verb(count, 'buffer', 'buffers')} that no checkpoint holds (persistent=False) "
+        f"{verb(count, 'is', 'are')} still on the meta device, without values: "
+        f"{', '.join(key_list(names, _SHOWN_BYTES).keys)}."
+    )
+    which, who = verb(count, "it", "them"), verb(count, "the module that holds it", "the modules that hold them")
+    step = f"Compute {which} anew before the model is used, or build {who} outside of the meta device."
+    return Finding("meta_left", "warning", text, step)
 
 
 def unfilled(

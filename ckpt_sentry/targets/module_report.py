@@ -112,9 +112,9 @@ def forget() -> None:
 
 
 def _whole(call: Call) -> None:
-    empty = module_judge.on_meta(call.module)
+    empty, left = module_judge.on_meta(call.module)
     is_own = call.own == len(call.state_dict) > 0
-    kind = (call.module_class, hash(tuple(call.state_dict)), hash(empty), call.aligned is not None, is_own)
+    kind = (call.module_class, hash(tuple(call.state_dict)), hash((empty, left)), call.aligned is not None, is_own)
     is_new = _kinds.is_new(_kinds.good, kind)
     if not is_new and not (empty and config.settings().mode == "strict"):
         return
@@ -126,6 +126,8 @@ def _whole(call: Call) -> None:
         facts = module_judge.unfilled(facts, call.module, (), empty, call.meta_words)
         # torch itself says that it does nothing: a warning does, but for "strict".
         error = _refusal(call, facts, module_facts.model_inventory(call.module), (), tolerated=True)
+    if left and len(call.state_dict) > len(empty):
+        facts = facts.with_findings([module_judge.unmade(left)])
     _conclude(call, facts, call.state_dict, error, is_new=is_new)
 
 
@@ -150,7 +152,10 @@ def _partial(call: Call, lists: Lists) -> None:
     if is_part and found.examination.coverage.keys > 0:
         facts = module_judge.softened(facts)
     tolerated = not call.is_strict or model_state.is_sharded(call.module)
-    if empty := module_judge.on_meta(call.module):
+    empty, left = module_judge.on_meta(call.module)
+    if left and len(found.wanted.entries) > len(empty):
+        facts = facts.with_findings([module_judge.unmade(left)])
+    if empty:
         facts = module_judge.unfilled(facts, call.module, set(found.lists.missing), empty, call.meta_words)
         tolerated = True
     error = _refusal(call, facts, found.wanted, found.examination.difference.missing, tolerated=tolerated)

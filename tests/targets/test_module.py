@@ -771,3 +771,34 @@ def test_an_own_error_does_not_blind_the_agent(agent: Agent, monkeypatch: pytest
             Net().load_state_dict(values())
     Net().load_state_dict(values())
     assert agent.last().verdict == "ok"
+
+
+class Rotary(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+        self.register_buffer("inv_freq", torch.arange(2.0), persistent=False)
+
+
+def test_buffers_that_no_checkpoint_holds_are_named_where_they_are_on_meta(agent: Agent) -> None:
+    given = Rotary().state_dict()
+    with torch.device("meta"):
+        model = nn.Sequential(Rotary())
+    model.load_state_dict({f"0.{key}": value for key, value in given.items()}, assign=True)
+    report = agent.last()
+    assert (report.verdict, codes(report)) == ("ok", ["meta_left"])
+    assert report.findings[-1].text == (
+        "1 buffer that no checkpoint holds (persistent=False) is still on the meta device, without values: 0.inv_freq."
+    )
+    with torch.device("meta"):
+        model = nn.Sequential(Rotary())
+    model[0].inv_freq = torch.arange(2.0)
+    model.load_state_dict({f"0.{key}": value for key, value in given.items()}, assign=True)
+    assert (agent.last().verdict, codes(agent.last())) == ("ok", [])
+
+
+def test_where_nothing_has_values_the_buffers_are_no_news(agent: Agent) -> None:
+    with torch.device("meta"):
+        model = Rotary()
+    model.load_state_dict(Rotary().state_dict())
+    assert [one.code for one in agent.last().findings] == ["meta_left"]
