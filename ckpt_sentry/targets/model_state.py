@@ -217,22 +217,35 @@ def _other_than_adapter(
 
     An adapter is one of those that the model knows by their names (`peft_config`), which stand in the keys.
     """
-    if not supplied or not all(map(_names_adapter, supplied)):
+    marks = _marks(model)
+    if not supplied or not all(_names_adapter(key, marks) for key in supplied):
         return _nothing
     known = getattr(model, "peft_config", None)
-    if known is None and not any(map(_names_adapter, wanted.entries)):
+    if known is None and not any(_names_adapter(key, marks) for key in wanted.entries):
         return _nothing
     names = frozenset(known) if isinstance(known, dict) else frozenset[str]()
-    given = {_adapter_in(key, names) for key in supplied if key in wanted.entries} - {None}
-    return lambda key: not _names_adapter(key) or (bool(given) and _adapter_in(key, names) not in {None, *given})
+    given = {_adapter_in(key, names, marks) for key in supplied if key in wanted.entries} - {None}
+
+    def is_other(key: str) -> bool:
+        return not _names_adapter(key, marks) or (bool(given) and _adapter_in(key, names, marks) not in {None, *given})
+
+    return is_other
 
 
-def _adapter_in(key: str, names: Collection[str]) -> str | None:
+def _marks(model: torch.nn.Module) -> tuple[str, ...]:
+    """
+    What stands in the keys of an adapter: what is known, and what peft's class says of its own kind.
+    """
+    own = getattr(type(dict(model._modules).get("base_model")), "prefix", None)
+    return (*_ADAPTER, own) if isinstance(own, str) and own else _ADAPTER
+
+
+def _adapter_in(key: str, names: Collection[str], marks: Collection[str]) -> str | None:
     """
     The name of the adapter that a key is of: it stands behind the component that says what kind of adapter it is.
     """
     steps = itertools.pairwise(key.split("."))
-    return next((name for before, name in steps if name in names and _names_adapter(before)), None)
+    return next((name for before, name in steps if name in names and _names_adapter(before, marks)), None)
 
 
 def fills_prompt(model: torch.nn.Module, state_dict: Mapping[Any, Any]) -> bool:
@@ -250,5 +263,5 @@ def _nothing(_name: str) -> bool:
     return False
 
 
-def _names_adapter(name: str) -> bool:
-    return any(part in name for part in _ADAPTER)
+def _names_adapter(name: str, marks: Collection[str]) -> bool:
+    return any(mark in name for mark in marks)

@@ -74,11 +74,12 @@ def tensor_at(module: torch.nn.Module, key: str) -> torch.Tensor | None:
     path, _, name = key.rpartition(".")
     part: torch.nn.Module | None = module
     for step in path.split(".") if path else ():
-        part = None if part is None else part._modules.get(step)
+        # The dictionaries of a scripted module have no `get`.
+        part = part._modules[step] if part is not None and step in part._modules else None
     if part is None:
         return None
-    value = part._parameters.get(name)
-    return part._buffers.get(name) if value is None else value
+    held = (part._parameters, part._buffers)
+    return next((values[name] for values in held if name in values), None)
 
 
 def own_tensors(module: torch.nn.Module, state_dict: Any) -> int:

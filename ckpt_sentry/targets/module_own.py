@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ckpt_sentry import config
 from ckpt_sentry.audit.coverage import coverage
 from ckpt_sentry.audit.examine import Examination, examine
 from ckpt_sentry.audit.findings import keys as count_keys
@@ -71,6 +72,8 @@ def _unused(module: torch.nn.Module) -> _Unused | None:
     The last file that was read and not loaded, if it has the module's keys under other names and none of its values is
     in the module.
     """
+    if config.settings().verify == "off":
+        return None
     wanted = model_state.inventory(module)
     for path in provenance.unclaimed():
         file = state_file.read(path)

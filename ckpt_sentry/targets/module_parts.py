@@ -50,10 +50,10 @@ class Subject(NamedTuple):
 
 class _Place(NamedTuple):
     """
-    One tensor of a module: who holds it, by a reference that keeps nothing alive, and its name there.
+    One tensor of a module: the number of the module that holds it, and its name there.
     """
 
-    owner: weakref.ref[torch.nn.Module]
+    owner: int
     name: str
 
 
@@ -76,12 +76,25 @@ class Singles:
     came: set[_Place] = field(default_factory=set)
     unexpected: dict[str, Entry] = field(default_factory=dict)
     modules: int = 0
+    numbered: int = 0
+    owners: dict[int, tuple[weakref.ref[torch.nn.Module], int]] = field(default_factory=dict)
+    """By identity, which another module may have later: a reference that keeps nothing alive, and a number."""
+
+    def number(self, module: torch.nn.Module) -> int:
+        """
+        The number of a module, the same for the same one. It is not asked for its hash: that is the host's.
+        """
+        known = self.owners.get(id(module))
+        if known is None or known[0]() is not module:
+            self.numbered += 1
+            known = self.owners[id(module)] = weakref.ref(module), self.numbered
+        return known[1]
 
     def add(self, call: Call, offer: Offer) -> None:
         """
         Take in one more call.
         """
-        parts = list(_places(call.module))
+        parts = list(self._places(call.module))
         if any(place not in self.wanted for place, _, _ in parts):
             self.modules += 1
         names = {}
@@ -96,6 +109,15 @@ class Singles:
                 self.came.add(names[key])
             else:
                 self.unexpected[key] = entry
+
+    def _places(self, module: torch.nn.Module) -> Iterator[tuple[_Place, str, Entry]]:
+        wanted = model_state.inventory(module).entries
+        for path, part in module_facts.parts_of(module):
+            number = self.number(part)
+            for name, _ in module_facts.tensors_in([("", part)]):
+                full = model_state.bare(f"{path}.{name}" if path else name)
+                if (entry := wanted.get(full)) is not None:
+                    yield _Place(number, name), full, entry
 
 
 _singles: dict[int, Singles] = {}
@@ -129,16 +151,6 @@ def abandon(call: Call) -> None:
     _singles.pop(id(call.kwargs.get("options")), None)
 
 
-def _places(module: torch.nn.Module) -> Iterator[tuple[_Place, str, Entry]]:
-    wanted = model_state.inventory(module).entries
-    for path, part in module_facts.parts_of(module):
-        owner = weakref.ref(part)
-        for name, _ in module_facts.tensors_in([("", part)]):
-            full = model_state.bare(f"{path}.{name}" if path else name)
-            if (entry := wanted.get(full)) is not None:
-                yield _Place(owner, name), full, entry
-
-
 @contained("module_parts.conclude")
 def _conclude(options: int, conclude: Callable[[Singles], object]) -> None:
     if (found := _singles.pop(options, None)) is not None:
@@ -160,9 +172,11 @@ class Shards:
         place = id(module)
         known = self._lacking.pop(place, None)
         lacking = frozenset(missing)
-        if known is not None and known[0]() is module and known[1].issuperset(came) and came:
-            lacking = known[1].difference(came)
-        if lacking:
+        # Counters that are lacking are added by torch, and in no list.
+        new = [key for key in came if not model_state.is_counter(key)]
+        if known is not None and known[0]() is module and known[1].issuperset(new) and came:
+            lacking = known[1].difference(new)
+        if lacking or known is not None:
             if len(self._lacking) >= MOST_SERIES:
                 self._lacking.pop(next(iter(self._lacking)), None)
             self._lacking[place] = weakref.ref(module), lacking

@@ -327,6 +327,22 @@ def test_another_adapter_is_not_missing(agent: Agent) -> None:
     assert agent.last().verdict == "no_op"
 
 
+def test_an_adapter_of_any_kind_is_known_by_its_class(agent: Agent) -> None:
+    class Tuner(nn.Module):
+        prefix = "oft_"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+            self.oft_R = nn.ModuleDict({"default": nn.Linear(3, 2)})
+
+    model = nn.Module()
+    model.base_model, model.peft_config = Tuner(), {"default": None}
+    given = {key: value for key, value in model.state_dict().items() if "oft_R" in key}
+    model.load_state_dict({key: value.clone() for key, value in given.items()}, strict=False)
+    assert (agent.last().verdict, agent.last().coverage.keys) == ("ok", 1.0)
+
+
 def test_a_prompt_that_peft_fills_itself_is_not_unexpected(agent: Agent) -> None:
     model = Adapted("default")
     model.peft_config = {"default": SimpleNamespace(is_prompt_learning=True)}
@@ -343,6 +359,19 @@ def test_shards_one_after_the_other_are_one_line(agent: Agent, capfd: pytest.Cap
     assert (first.verdict, first.coverage.keys, codes(first)) == ("partial", 0.1, [])
     assert (whole.verdict, whole.coverage, whole.findings) == ("ok", Coverage(1.0, 1.0), ())
     assert [line[:13] for line in capfd.readouterr().err.splitlines()] == ["ckpt_sentry !"]
+
+
+def test_a_counter_that_comes_alone_goes_on_with_the_shards(agent: Agent) -> None:
+    model = normed()
+    for key, value in normed().state_dict().items():
+        model.load_state_dict({key: value}, strict=False)
+    assert [report.verdict for report in agent.reports()] == ["partial", "ok"]
+
+
+def test_a_scripted_module_is_watched_as_any(agent: Agent) -> None:
+    model = torch.jit.script(nn.Sequential(nn.Linear(2, 2)))
+    model.load_state_dict(model.state_dict())
+    assert (agent.last().verdict, agent.last().findings[0].code) == ("ok", "own_tensors")
 
 
 def test_another_gap_in_the_same_class_is_another_report(agent: Agent) -> None:
