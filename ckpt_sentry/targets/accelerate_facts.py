@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
@@ -196,16 +197,26 @@ def _exact(findings: tuple[Finding, ...], globs: tuple[str, ...]) -> Iterator[Fi
 
 def _offered(call: Call, full: Inventory, held: Inventory) -> tuple[Inventory, dict[str, str]]:
     """
-    The checkpoint's keys as the loader matches them: without a map, wrappers of the model are left out of its names.
+    The checkpoint's keys as the loader matches them: without a map, wrappers of the model are left out of its names,
+    where this accelerate does so.
     """
     ignored = model_state.ignores_unexpected(call.model)
     entries = {key: entry for key, entry in held.entries.items() if key in full.entries or not ignored(key)}
-    if call.device_map is not None:
+    if call.device_map is not None or not _leaves_out_wrappers():
         return Inventory(entries, held.ties), {}
     bare = model_state.bare_names(call.model, full.entries)
     origins = {bare[key]: key for key in entries if key in bare and bare[key] not in entries}
     own = {key: name for name, key in origins.items()}
     return Inventory({own.get(key, key): entry for key, entry in entries.items()}, {}), origins
+
+
+def _leaves_out_wrappers() -> bool:
+    """
+    Whether accelerate loads by `set_model_state_dict`; 1.2 calls `model.load_state_dict`, which knows full names alone.
+    """
+    modeling = sys.modules.get("accelerate.utils.modeling")
+    code = getattr(inspect.unwrap(getattr(modeling, "load_checkpoint_in_model", None)), "__code__", None)  # type: ignore[arg-type]
+    return "set_model_state_dict" in getattr(code, "co_names", ())
 
 
 def _wanted(call: Call, full: Inventory) -> Inventory:

@@ -6,6 +6,7 @@ Tiny models of transformers, each saved in the ways that models are saved, and l
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import warnings
@@ -148,7 +149,8 @@ def others() -> Iterator[Any]:
     yield load_checkpoint_in_model(made(Conv, 2), FOLDER / "counters")
     yield load_checkpoint_and_dispatch(made(Conv, 2), FOLDER / "counters", device_map={"": "cpu"})
     yield load_checkpoint_in_model(made(Conv, 2), FOLDER / "weight_norm")
-    yield load_checkpoint_in_model(torch.compile(made(Conv, 2), backend="eager"), FOLDER / "counters")
+    if "set_model_state_dict" in inspect.getsource(inspect.unwrap(load_checkpoint_in_model)):  # else it loads nothing
+        yield load_checkpoint_in_model(torch.compile(made(Conv, 2), backend="eager"), FOLDER / "counters")
     adapted = nn.ModuleDict({"base": nn.Linear(4, 4), "lora_A": nn.Linear(4, 2), "lora_B": nn.Linear(2, 4)})
     (FOLDER / "adapter").mkdir()
     adapter = {key: torch.randn_like(value) for key, value in adapted.state_dict().items() if "lora" in key}

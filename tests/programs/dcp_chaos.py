@@ -31,7 +31,7 @@ def outcome(state: dict[str, Any], path: Path) -> tuple[Any, ...]:
     All that a program can see of a load.
     """
     try:
-        result: Any = dcp.load(state, checkpoint_id=path, no_dist=True)
+        result: Any = dcp.load(state, checkpoint_id=path)
     except BaseException as error:
         failures = getattr(error, "failures", {})
         inner = [(rank, type(exc), str(exc), exc.args) for rank, (exc, _) in failures.items()]
@@ -61,7 +61,7 @@ def main() -> None:
     """
     Without the agent, with it, and with each point broken.
     """
-    dcp.save({"a": torch.ones(3), "b": torch.ones(2), "n": 5}, checkpoint_id=FOLDER / "step-7", no_dist=True)
+    dcp.save({"a": torch.ones(3), "b": torch.ones(2), "n": 5}, checkpoint_id=FOLDER / "step-7")
     uninstall()
     wanted = outcomes()
     install()

@@ -24,7 +24,7 @@ def save() -> None:
     """
     Two tensors and a number.
     """
-    dcp.save({"a": torch.ones(3), "b": torch.ones(2), "n": 5}, checkpoint_id=CHECKPOINT, no_dist=True)
+    dcp.save({"a": torch.ones(3), "b": torch.ones(2), "n": 5}, checkpoint_id=CHECKPOINT)
 
 
 def load(**more: torch.Tensor) -> BaseException | None:
@@ -33,7 +33,7 @@ def load(**more: torch.Tensor) -> BaseException | None:
     """
     state = {"a": torch.zeros(3), "b": torch.zeros(2), "n": 0, **more}
     try:
-        dcp.load(state, checkpoint_id=CHECKPOINT, no_dist=True)
+        dcp.load(state, checkpoint_id=CHECKPOINT)
     except dcp.CheckpointException as error:
         return error
     return None
@@ -80,7 +80,7 @@ def nothing_kept_alive() -> None:
     """
     tensor = torch.zeros(3)
     seen = weakref.ref(tensor)
-    dcp.load({"a": tensor}, checkpoint_id=CHECKPOINT, no_dist=True)
+    dcp.load({"a": tensor}, checkpoint_id=CHECKPOINT)
     del tensor
     gc.collect()
     assert seen() is None, gc.get_referrers(seen())
@@ -163,7 +163,7 @@ def put_back() -> None:
     ckpt_sentry.uninstall()
     assert dcp.load is original
     assert sys.modules["__main__"].__dict__["late_alias"] is alias
-    assert wrapped({"a": torch.zeros(3)}, checkpoint_id=CHECKPOINT, no_dist=True) is None
+    assert wrapped({"a": torch.zeros(3)}, checkpoint_id=CHECKPOINT) is None
 
 
 if __name__ == "__main__":

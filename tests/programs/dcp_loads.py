@@ -81,7 +81,11 @@ def fsdp_wider_head() -> None:
     Sharded over all ranks, and the head grows.
     """
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+
+    try:
+        from torch.distributed.fsdp import fully_shard
+    except ImportError:  # before torch 2.6
+        from torch.distributed._composable.fsdp import fully_shard
 
     mesh = init_device_mesh("cpu", (WORLD,))
     save(fully_shard(Net(), mesh=mesh))
@@ -104,7 +108,7 @@ def in_threads() -> None:
     Two loads at once, in threads of their own.
     """
     save(Net())
-    threads = [threading.Thread(target=load, args=(Net(),), kwargs={"no_dist": True}) for _ in range(2)]
+    threads = [threading.Thread(target=load, args=(Net(),)) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -118,7 +122,7 @@ def in_forked_child() -> None:
     save(Net())
     child = os.fork()
     if child == 0:
-        load(Net(), no_dist=True)
+        load(Net())
         os._exit(0)
     os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 

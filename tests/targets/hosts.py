@@ -18,6 +18,15 @@ def compares_sizes() -> bool:
     return "Size mismatch" in inspect.getsource(default_planner.create_default_local_load_plan)
 
 
+def takes_no_dist() -> bool:
+    """
+    Whether `dcp.load` knows `no_dist`.
+    """
+    import torch.distributed.checkpoint as dcp
+
+    return "no_dist" in inspect.signature(dcp.load).parameters
+
+
 def renames() -> bool:
     """
     Whether `from_pretrained` knows `key_mapping`.

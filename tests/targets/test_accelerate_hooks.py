@@ -51,6 +51,21 @@ def test_the_same_load_again_is_no_loss(
     assert [(report.verdict, codes(report)) for report in agent.reports()] == [("ok", [])] * 3
 
 
+def test_a_compiled_model_is_loaded_by_its_own_names_or_refused(agent: Agent, tmp_path: Path) -> None:
+    save_file(values(), tmp_path / "model.safetensors")
+    compiled = torch.compile(Net(), backend="eager")
+    try:
+        accelerate.load_checkpoint_in_model(compiled, tmp_path)
+    except LowCoverageError:
+        # accelerate 1.2 calls the state dict of the wrapper, which leaves the model as it was.
+        report = agent.last()
+        assert (codes(report)[0], report.rename.rule) == ("renamed_keys", 'add the prefix "_orig_mod."')
+        agent.set(ALIGN="auto")
+        accelerate.load_checkpoint_in_model(compiled, tmp_path)
+    assert agent.last().verdict == "ok"
+    assert equal(compiled._orig_mod, values())
+
+
 def test_other_keys_that_no_hook_knows_are_refused_after_it(tmp_path: Path) -> None:
     save_file(renamed("x."), tmp_path / "model.safetensors")
     save_file(renamed("y."), tmp_path / "other.safetensors")
