@@ -90,7 +90,7 @@ def diagnose(model: Iterable[str], checkpoint: Iterable[str], difference: Diff) 
     """
     Compare the optimizers of both sides, where keys of an optimizer are among the missing or unexpected ones.
     """
-    touched = [key for key in (*difference.missing, *difference.unexpected) if _is_optimizer(key)]
+    touched = [key for key in (*difference.missing, *difference.unexpected) if is_optimizers(key)]
     if not touched:
         return Diagnosis()
     wanted, saved = _read(model), _read(checkpoint)
@@ -105,7 +105,10 @@ def diagnose(model: Iterable[str], checkpoint: Iterable[str], difference: Diff) 
     return Diagnosis(tuple(dict.fromkeys(findings)), frozenset(key for key in touched if _root(key) in roots))
 
 
-def _is_optimizer(key: str) -> bool:
+def is_optimizers(key: str) -> bool:
+    """
+    Whether a key, or a fold of keys, belongs to an optimizer.
+    """
     return "param_groups." in key or "state." in key
 
 
@@ -125,7 +128,7 @@ def _root(key: str) -> str | None:
 def _read(keys: Iterable[str]) -> dict[str, _Optimizer]:
     found: dict[str, _Optimizer] = {}
     for key in keys:
-        if not _is_optimizer(key):
+        if not is_optimizers(key):
             continue
         if group := _GROUP.fullmatch(key):
             optimizer = found.setdefault(group["root"] or "", _Optimizer())

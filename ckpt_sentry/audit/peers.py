@@ -4,6 +4,7 @@ Telling a rank's own failure from the noise that it makes on the others.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry.audit import ranks
@@ -28,6 +29,9 @@ _LOSS_TEXTS = (
     "store is down",
 )
 """How gloo, NCCL and the store say that another process is gone or silent."""
+
+_PLACE = re.compile(r"\A\s*\[[^\]\s]+\.(?:cc|cpp|h|hpp):[0-9]+\]\s*")
+"""The line of source with which gloo begins a text: it says nothing of the job."""
 
 _LOSS_TYPES = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError", "DistError")
 
@@ -55,8 +59,9 @@ def lost_finding(error: LoadError) -> Finding:
     """
     The connection to another rank broke, or it did not answer in time.
     """
-    first_line = error.message.strip().splitlines()[0] if error.message.strip() else error.type
-    return Finding("peer_failed", "error", f"another rank went away or did not answer: {first_line[:200]}")
+    first_line = next(iter(_PLACE.sub("", error.message).strip().splitlines()), error.type)
+    said = first_line.partition(". ")[0][:200]
+    return Finding("peer_failed", "error", f"another rank went away or did not answer: {said}")
 
 
 def is_refusal(error: LoadError) -> bool:

@@ -55,13 +55,11 @@ def was(event: RankEnded) -> str:
 
 def look_at(event: RankEnded) -> str | None:
     """
-    The next step where a rank ended by an exception of its own: its type, its text, and where it was raised.
+    The next step where a rank ended by an exception of its own, which has been said: where it was raised.
     """
     if event.error is None:
         return None
-    said = f"{event.error.type}: {event.error.message}".rstrip(": .")
-    where = f", raised at {event.error.where}" if event.error.where else ""
-    return f"Look at its exception: {said}{where}."
+    return f"Look at {event.error.where}, where it was raised." if event.error.where else _SEE_OUTPUT
 
 
 def step_after(event: RankEnded | None) -> str | None:
@@ -150,7 +148,6 @@ def _steps_of_several(step: str) -> str:
     return (
         step.replace("what it does", "what they do")
         .replace("why it took", "why they took")
-        .replace("at its exception", "at their exception")
         .replace("that rank's own output for why it left", "their own output for why they left")
         .replace("on its node", "on their nodes")
     )

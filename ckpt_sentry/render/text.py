@@ -11,6 +11,7 @@ from operator import itemgetter
 from typing import Final
 
 from ckpt_sentry.audit import raised, ranks
+from ckpt_sentry.audit.optimizer import is_optimizers
 from ckpt_sentry.audit.report import Coverage, LoadReport
 from ckpt_sentry.collector.aggregate import Aggregate, RankFinding
 from ckpt_sentry.collector.summary import LEVELS, doing
@@ -44,6 +45,8 @@ _TRAINING: Final = frozenset(
 """Findings that say that a part of a training's state did not come in: no count stands for them."""
 _SAID_BY_RENAME: Final = frozenset({"no_overlap", "low_coverage"})
 """Findings that say once more, where a rename is the cause, that little would load."""
+_OPTIMIZERS: Final = frozenset({"flat_optimizer", "optimizer_names_differ", "optimizer_class_changed"})
+"""Findings that explain all that is missing of an optimizer, or too much."""
 _EXPLAINED_BY_RENAME: Final = frozenset({"missing_keys", "unexpected_keys", "block_lost", "kind_lost"})
 """Findings that a rename explains where it maps every key that is missing."""
 
@@ -145,14 +148,17 @@ def _worth_a_word(one: Aggregate) -> list[RankFinding]:
 
 def _told(one: Aggregate) -> list[RankFinding]:
     """
-    The findings of a block: where a rename explains the difference, without the difference.
+    The findings of a block: where a rename or an optimizer explains the difference, without the difference.
     """
     found = _worth_a_word(one)
-    if not any(finding.code == "renamed_keys" and finding.level != "info" for finding in found):
-        return found
-    hidden = _SAID_BY_RENAME
-    if one.rename is not None and one.rename.count >= one.missing.count:
-        hidden |= _EXPLAINED_BY_RENAME
+    hidden: frozenset[str] = frozenset()
+    if any(finding.code == "renamed_keys" and finding.level != "info" for finding in found):
+        hidden |= _SAID_BY_RENAME
+        if one.rename is not None and one.rename.count >= one.missing.count:
+            hidden |= _EXPLAINED_BY_RENAME
+    if any(finding.code in _OPTIMIZERS for finding in found):
+        for code, keys in (("missing_keys", one.missing), ("unexpected_keys", one.unexpected)):
+            hidden |= {code} if keys.keys and not keys.omitted and all(map(is_optimizers, keys.keys)) else set()
     return [finding for finding in found if finding.code not in hidden]
 
 

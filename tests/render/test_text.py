@@ -493,7 +493,7 @@ def test_a_rank_that_raised_before_the_load_is_to_be_looked_at() -> None:
     lines = block(one).splitlines()
     assert lines[0] == "ckpt_sentry ✗ dcp.load failed after 4.0 s · rank 1 never came to it"
     assert lines[2] == "  cause       rank 1 never came to this load: raised ValueError: bad data config"
-    assert "  next        Look at its exception: ValueError: bad data config, raised at train.py:44." in lines
+    assert "  next        Look at train.py:44, where it was raised." in lines
 
 
 def test_a_rank_that_was_killed_before_the_load_is_said_once() -> None:
@@ -623,3 +623,14 @@ ckpt_sentry ✗ dcp.load failed on 2 of 2 ranks after 1.0 s · while waiting for
     assert "gave up" not in shown
     assert "another rank failed" not in shown
     assert "rank 1 was stopped by the launcher while waiting for the others" in shown
+
+
+def test_what_an_optimizer_explains_is_not_listed_again() -> None:
+    cause = Finding("flat_optimizer", "error", "The optimizer state in the checkpoint is flat.", "Pass options=…")
+    optim, model = "optim.param_groups.0.{betas,lr}", "model.w"
+    keys = {"missing": KeyList(2, (optim,)), "unexpected": KeyList(1, ("optim.param_groups.w.lr",))}
+    findings = (cause, MISSING, UNEXPECTED)
+    assert "also" not in block(seen(finished(0, 1, verdict="failed", error=SIZE, findings=findings, **keys)))
+    keys["missing"] = KeyList(3, (model, optim))
+    shown = block(seen(finished(0, 1, verdict="failed", error=SIZE, findings=findings, **keys)))
+    assert "  also        2 keys are missing from the checkpoint\n              model.w\n" in shown
