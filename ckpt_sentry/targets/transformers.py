@@ -5,6 +5,7 @@ What is patched, and why there (transformers 5.24.0, `modeling_utils.py`):
 
 * `PreTrainedModel.from_pretrained`: the load as a whole, and what it raises.
 * `_get_resolved_checkpoint_files`: the files that are read.
+* `PreTrainedModel._move_missing_keys_from_meta_to_device` (4842): buffers get memory, which somebody has to fill.
 * `PreTrainedModel.load_adapter` (integrations/peft.py:80): an adapter is a checkpoint of its own. Before transformers 5
   it goes through `load_state_dict`.
 * `PreTrainedModel._finalize_model_loading` (4605): the loading info, after ties and ignore lists, before the model is
@@ -39,6 +40,7 @@ def instrument(module: ModuleType) -> None:
     hooks.patch(module, "_get_resolved_checkpoint_files", _resolve, target=TARGET)
     if hasattr(model, "_finalize_model_loading"):
         hooks.patch(model, "_finalize_model_loading", _finalize, target=TARGET)
+        hooks.patch(model, "_move_missing_keys_from_meta_to_device", _mover, target=TARGET)
         hooks.patch(model, "load_adapter", _adapter, target=TARGET)
     elif hasattr(model, transformers_v4.SEAM):
         hooks.patch(model, transformers_v4.SEAM, transformers_v4.loading, target=TARGET)
@@ -110,6 +112,29 @@ def _loaded(load: Load, model: Any, load_config: Any, loading_info: Any) -> None
     from ckpt_sentry.targets import transformers_judge
 
     transformers_judge.note_info(load, model, load_config, loading_info)
+
+
+def _mover(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+    current, look = loads.current, _look_at_buffers
+
+    @functools.wraps(original)
+    def move(self: Any, *args: Any, **kwargs: Any) -> Any:
+        load = current() if patch.active else None
+        if load is None:
+            return original(self, *args, **kwargs)
+        look(load, self, was_moved=False)
+        result = original(self, *args, **kwargs)
+        look(load, self, was_moved=True)
+        return result
+
+    return move
+
+
+@contained("transformers.buffers")
+def _look_at_buffers(load: Load, model: Any, *, was_moved: bool) -> None:
+    from ckpt_sentry.targets import transformers_buffers
+
+    (transformers_buffers.moved if was_moved else transformers_buffers.before)(load, model)
 
 
 def _adapter(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:

@@ -22,7 +22,14 @@ from ckpt_sentry.checkpoints.step import find_step
 from ckpt_sentry.dataclasses_ import replace
 from ckpt_sentry.errors import LowCoverageError
 from ckpt_sentry.render.note import note
-from ckpt_sentry.targets import accelerate_text, module_facts, proof, transformers_files, transformers_names
+from ckpt_sentry.targets import (
+    accelerate_text,
+    module_facts,
+    proof,
+    transformers_buffers,
+    transformers_files,
+    transformers_names,
+)
 from ckpt_sentry.targets.exceptions import INTERRUPTS, attach, describe
 from ckpt_sentry.targets.module_report import SOMETHING
 
@@ -102,6 +109,8 @@ def note_info(load: Load, model: Any, load_config: Any, info: Any) -> None:
     if missing and _is_new_head(model, wanted, missing):
         _welcome(load, missing)
     _look_beside(load)
+    if (left := transformers_buffers.unfilled(load, model)) is not None:
+        load.facts = load.facts.with_findings([left])
     _prove(load, model, load_config, {*info.missing_keys, *mismatched})
 
 
