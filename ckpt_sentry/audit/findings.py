@@ -277,10 +277,17 @@ def _low_coverage(facts: Facts) -> Iterator[Finding]:
         "error",
         f"Coverage is {percent(part.keys)} of keys and {percent(part.elements)} of elements, under the minimum of "
         f"{percent(minimum)}.",
-        "Mend the cause; if the gap is wanted, name it in CKPT_SENTRY_ALLOW_MISSING or lower CKPT_SENTRY_MIN_COVERAGE."
+        f"Mend the cause; if the gap is wanted, name it in CKPT_SENTRY_ALLOW_MISSING{_lower(minimum)}."
         if _is_gap(facts)
         else None,
     )
+
+
+def _lower(minimum: float) -> str:
+    """
+    The other way out. Where all is asked for, as the mode "strict" does, a lower minimum is none.
+    """
+    return " or lower CKPT_SENTRY_MIN_COVERAGE" if minimum < 1 else ""
 
 
 def _unexpected(facts: Facts) -> Iterator[Finding]:

@@ -87,3 +87,14 @@ def test_a_stall_is_reported_while_it_lasts_and_the_load_goes_on(tmp_path: Path)
     assert "rank 1 waits while reading" in block
     assert "in resolve_tensor" in block
     assert "rank 0 waits while waiting for the others" in block
+
+
+def test_a_rank_that_still_reads_gets_more_time(tmp_path: Path) -> None:
+    done = torchrun(tmp_path / "short", "none", "0", "none", count=2, PG_TIMEOUT="8", SLOW_RANK="1", SLOW_READ="30")
+    load = ranks.last(done)
+    assert ranks.texts(load, "rank_stalled") == ["rank 1 was still reading when rank 0 gave up waiting"]
+    (step,) = (found["next"] for found in load["findings"] if found["code"] == "rank_stalled")
+    assert step.endswith("or give the process group more time: init_process_group(timeout=…).")
+    assert "another rank failed" not in "\n".join(done.block())
+    done = torchrun(tmp_path / "long", "none", "0", "none", count=2, PG_TIMEOUT="60", SLOW_RANK="1", SLOW_READ="9")
+    assert (done.code, ranks.last(done)["verdict"]) == (0, "ok")

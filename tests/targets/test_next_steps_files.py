@@ -149,6 +149,19 @@ def reports(agent: Agent, path: Path) -> tuple[Any, ...]:
     return agent.last().findings
 
 
+def test_an_index_with_a_key_in_two_shards(agent: Agent, tmp_path: Path) -> None:
+    saved = values()
+    save_file(saved, tmp_path / "a.safetensors", metadata=PT)
+    save_file({"head.weight": values(2)["head.weight"]}, tmp_path / "b.safetensors", metadata=PT)
+    shards = {key: "b.safetensors" if key == "head.weight" else "a.safetensors" for key in saved}
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": shards}))
+    found = [one for one in reports(agent, tmp_path) if one.code == "duplicate_keys"]
+    assert {one.next for one in found} == {"save the checkpoint again, or rebuild the index from the shards"}
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(saved, "a.safetensors")}))
+    loads(agent, tmp_path)
+
+
 def test_a_shard_that_is_gone(agent: Agent, tmp_path: Path) -> None:
     index = {"weight_map": dict.fromkeys(values(), "a.safetensors")}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -220,6 +233,7 @@ def test_a_whole_module(agent: Agent, tmp_path: Path) -> None:
             "log in (or accept the licence) and download it again",
         ),
         (b"", "empty_file", "copy or download it again"),
+        (b"\x40\0\0\0\0\0\0\0{", "truncated_file", "copy or download it again"),
     ],
 )
 def test_a_file_that_is_something_else(agent: Agent, tmp_path: Path, content: bytes, code: str, said: str) -> None:
@@ -326,6 +340,17 @@ def test_a_folder_that_dispatch_finds_filled(agent: Agent, tmp_path: Path) -> No
     model.load_state_dict(values())
     dispatch_model(model, split, main_device="cpu", offload_dir=str(tmp_path / "empty"))
     assert all(one.framework != "accelerate" for one in agent.reports()[count:])
+    assert torch.equal(model.embed(torch.tensor(3)), values()["embed.weight"][3])
+
+
+def test_a_folder_that_cannot_be_written_to(agent: Agent, tmp_path: Path) -> None:
+    path, split = whole(tmp_path), {"embed": "disk", "layers": "cpu", "head": "cpu"}
+    (tmp_path / "file").touch()
+    said = advised(agent, path, "offload_folder_unwritable", device_map=split, offload_folder=str(tmp_path / "file"))
+    assert said == "Pass a folder on a disk with room for the weights."
+    model = Net()
+    load_checkpoint_and_dispatch(model, str(path), device_map=split, offload_folder=str(tmp_path / "off"))
+    assert agent.last().verdict == "ok"
     assert torch.equal(model.embed(torch.tensor(3)), values()["embed.weight"][3])
 
 
