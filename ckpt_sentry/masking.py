@@ -144,16 +144,26 @@ def _clean(value: Any, name: str) -> Any:
         masked = mask(mask_text(value)) if name.endswith("path") else mask_text(value)
         return value if masked == value else masked
     if isinstance(value, (tuple, list)):
-        items = [_clean(item, name) for item in value]
+        items = [item if type(item) in _NO_TEXT else _clean(item, name) for item in value]
         if any(new is not old for new, old in zip(items, value, strict=True)):
             return items if isinstance(value, list) else tuple(items)
     elif isinstance(value, Mapping):
         return {key: _clean(item, str(key)) for key, item in value.items()}
     elif fields := _fields(value.__class__):
-        both = [(field, getattr(value, field)) for field in fields]
-        changed = {field: new for field, old in both if (new := _clean(old, field)) is not old}
+        changed = {}
+        for field in fields:
+            old = getattr(value, field)
+            # Most are numbers or empty, and this is done for each event of each load.
+            if type(old) in _NO_TEXT or old is _EMPTY:
+                continue
+            if (new := _clean(old, field)) is not old:
+                changed[field] = new
         return replace(value, **changed) if changed else value
     return value
+
+
+_EMPTY: Final[tuple[Any, ...]] = ()
+_NO_TEXT: Final = frozenset({int, float, bool, type(None)})
 
 
 @cache

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ckpt_sentry.collector.aggregate import Aggregator
 from ckpt_sentry.collector.groups import MAX_RANKS
+from ckpt_sentry.collector.repeats import Repeats
 from ckpt_sentry.collector.wording import was
 from ckpt_sentry.dataclasses_ import dataclass, replace
 from ckpt_sentry.guard import contained
@@ -83,6 +84,7 @@ class Speaker:
 
     def __init__(self, records: Records, local_ranks: int | None, source: str | None) -> None:
         self._records = records
+        self._kept = Repeats(records, is_alone=False)
         self._local_ranks = local_ranks
         self._first_rank: int | None = None
         self._source = source
@@ -106,7 +108,7 @@ class Speaker:
             # What is only known by a pid is kept once its rank is known, see `_note`.
             own = [event for event in events if event.identity.run_id]
             if own or not events:
-                self._records.append(request if len(own) == len(events) else otlp_json.encode(own))
+                self._kept.add(own, request if len(own) == len(events) else otlp_json.encode(own))
             for event in events:
                 self._note(event)
                 if isinstance(event, (LoadStarted, LoadFinished)):
@@ -119,7 +121,7 @@ class Speaker:
         """
         with self._lock:
             if event.identity.run_id:
-                self._records.append(otlp_json.encode((event,)))
+                self._kept.add((event,), otlp_json.encode((event,)))
             self._note(event)
         otel.event(event)
 

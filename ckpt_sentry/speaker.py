@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from ckpt_sentry import config, identity, names, stall
 from ckpt_sentry.collector.aggregate import Aggregator
 from ckpt_sentry.collector.records import Records, place
+from ckpt_sentry.collector.repeats import Repeats
 from ckpt_sentry.render import terminal
 from ckpt_sentry.render.cells import visible
 from ckpt_sentry.render.page import Segment
@@ -43,6 +44,7 @@ class OwnSpeaker:
         config.warn_problems()
         me = identity.identity()
         self._records = records_for(me)
+        self._kept = Repeats(self._records, is_alone=True)
         self._aggregators: dict[str, Aggregator] = {}
         self._alarms: dict[str, stall.Alarm] = {}
         self._lock = threading.RLock()
@@ -52,7 +54,7 @@ class OwnSpeaker:
         Take one event of this process; a finished load is said.
         """
         with self._lock:
-            self._records.append(otlp_json.encode((event,)))
+            self._kept.add((event,), otlp_json.encode((event,)))
             load_id = otlp_json.load_id(event)
             if load_id is None:
                 return

@@ -50,7 +50,7 @@ def command(  # noqa: PLR0913 - click passes each option as one
             _list(where, as_json=as_json)
             return
         chosen = _run_id(where, run_id)
-        loads = _loads(where, chosen)
+        loads, left_out = _loads(where, chosen)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -58,12 +58,16 @@ def command(  # noqa: PLR0913 - click passes each option as one
     if last:
         loads = loads[-1:]
     if as_json:
-        click.echo(json_.text(json_.document(loads)), nl=False)
+        click.echo(json_.text(json_.document(loads, left_out=left_out)), nl=False)
         return
     if not loads:
         _say_nothing(where, chosen)
         return
     _print(loads, everything=everything)
+    if left_out and not last:
+        click.echo(
+            f"ckpt-sentry: {count(left_out, 'more good load')}, of which the records keep the number only", err=True
+        )
 
 
 def _place(source: str | None, run_id: str | None) -> tuple[Path, str | None]:
@@ -98,14 +102,17 @@ def _run_id(where: Path, wanted: str | None) -> str | None:
     return found[0]
 
 
-def _loads(where: Path, run_id: str | None) -> tuple[Aggregate, ...]:
+def _loads(where: Path, run_id: str | None) -> tuple[tuple[Aggregate, ...], int]:
+    """
+    The loads of a run, and how many more good ones its records only count.
+    """
     reading = records.read(where, run_id=run_id)
     aggregator = Aggregator()
     for sourced in reading:
         for event in sourced.events:
             aggregator.add(event, source=sourced.source)
     _say_damage(reading, aggregator.forgotten)
-    return aggregator.loads(settled=True)
+    return aggregator.loads(settled=True), aggregator.left_out.of(None)
 
 
 def _say_damage(reading: records.Reading, forgotten: int) -> None:

@@ -15,6 +15,7 @@ from ckpt_sentry.audit.report import NO_KEYS, Identity, LoadReport, Verdict
 from ckpt_sentry.collector import findings
 from ckpt_sentry.collector.ends import Attempt, Cause, Story
 from ckpt_sentry.collector.groups import LoadState, Saying, joined
+from ckpt_sentry.collector.left_out import LeftOut
 from ckpt_sentry.collector.summary import (
     NO_MISMATCHES,
     SEVERITY,
@@ -30,7 +31,7 @@ from ckpt_sentry.collector.summary import (
 )
 from ckpt_sentry.dataclasses_ import dataclass
 from ckpt_sentry.masking import clean
-from ckpt_sentry.telemetry.events import Event, LoadStarted, RankEnded, RunEnded
+from ckpt_sentry.telemetry.events import Event, LoadsLeftOut, LoadStarted, RankEnded, RunEnded
 from ckpt_sentry.telemetry.events import LoadFinished as _LoadFinished
 
 __all__ = [
@@ -77,6 +78,7 @@ class Aggregator:
 
     def __init__(self, order_by: OrderBy | None = None, *, max_loads: int = MAX_LOADS) -> None:
         self.forgotten = 0
+        self.left_out = LeftOut()
         self._order_by = order_by
         self._max_loads = max_loads
         self._loads: dict[str, LoadState] = {}
@@ -95,6 +97,9 @@ class Aggregator:
         if isinstance(event, RunEnded):
             attempt.over.add(event.identity.node)
             self._ended_at[event.identity.run_id, event.identity.node] = event.at
+            return
+        if isinstance(event, LoadsLeftOut):
+            self.left_out.add(event)
             return
         if isinstance(event, RankEnded):
             attempt.add(event, self._count, source)

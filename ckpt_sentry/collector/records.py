@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry.checkpoints.regular import own, regular
+from ckpt_sentry.collector.left_out import LeftOut
 from ckpt_sentry.dataclasses_ import dataclass, field
 from ckpt_sentry.guard import let_through
 from ckpt_sentry.telemetry import otlp_json
-from ckpt_sentry.telemetry.events import Event, LoadFinished
+from ckpt_sentry.telemetry.events import Event, LoadFinished, LoadsLeftOut
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -137,6 +138,7 @@ class Records:
         self._place = where
         self._begun = False
         self._ragged = False
+        self._end = 0
         self.problem: str | None = None
         """Why the last record could not be written, if so, and what to do."""
         self.path = where.folder / f"{safe_name(run_id)}-{safe_name(node or 'node')}-{pid}{_SUFFIX}"
@@ -145,28 +147,57 @@ class Records:
         """
         Write an OTLP request as one line; False if the disk would not take it. Never raises OSError.
         """
-        line = json.dumps(request, separators=(",", ":")).encode() + b"\n"
+        return self.append_line(json.dumps(request, separators=(",", ":")).encode() + b"\n")
+
+    def append_line(self, line: bytes) -> bool:
+        """
+        The same for a line that ends in a line break.
+        """
         if len(line) > MAX_LINE:
             return False
+        # A line that was cut short before must not swallow this one.
+        data = b"\n" + line if self._ragged else line
+        written = self._write(data, None)
+        if written is not None:
+            self._ragged = written != len(data)
+        return written == len(data)
+
+    def replace_end(self, size: int, data: bytes) -> bool:
+        """
+        Put `data` (whole lines, no more than there were) in the place of the last `size` bytes that were written.
+
+        False where that cannot be done: the disk would not take it, or another has written since.
+        """
+        return not self._ragged and len(data) <= size <= self._end and self._write(data, self._end - size) == len(data)
+
+    def _write(self, data: bytes, place: int | None) -> int | None:
+        """
+        Write at a place, where the file then ends, or at the end (None); the number of bytes, None for none at all.
+        """
         self.problem = None
         try:
             if not self._begun:
                 self._begin()
-            mode = 0o600 if self._place.private else 0o666
-            descriptor = own(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode)
+            flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if place is None else 0)
+            descriptor = own(self.path, flags, 0o600 if self._place.private else 0o666)
             try:
-                # A line that was cut short before must not swallow this one.
-                data = b"\n" + line if self._ragged else line
-                self._ragged = os.write(descriptor, data) != len(data)
+                if place is None:
+                    written = os.write(descriptor, data)
+                elif os.fstat(descriptor).st_size != self._end:
+                    return None
+                else:
+                    written = os.pwrite(descriptor, data, place)
+                    os.ftruncate(descriptor, place + written)
+                self._end = os.fstat(descriptor).st_size
             finally:
                 os.close(descriptor)
         except OSError as error:
             let_through(error)
             self.problem = _unwritable(self._place.folder, error.strerror or str(error))
-            return False
-        if self._ragged:
+            return None
+        if written != len(data):
             self.problem = _unwritable(self._place.folder, os.strerror(errno.ENOSPC))
-        return not self._ragged
+        return written
 
     def _begin(self) -> None:
         folder = self._place.folder
@@ -315,6 +346,7 @@ class Tally:
     """
 
     _spans: dict[str, tuple[float, float, set[str]]] = field(default_factory=dict)
+    left_out: LeftOut = field(default_factory=LeftOut)
 
     def add(self, event: Event) -> None:
         """
@@ -324,6 +356,8 @@ class Tally:
         start, end, loads = self._spans.get(run_id) or (event.at, event.at, set())
         load_id = otlp_json.load_id(event)
         loads.update(() if load_id is None else (load_id,))
+        if isinstance(event, LoadsLeftOut):
+            self.left_out.add(event)
         first = event.report.started_at if isinstance(event, LoadFinished) else event.at
         self._spans[run_id] = (min(start, first), max(end, event.at), loads)
 
@@ -331,7 +365,10 @@ class Tally:
         """
         The runs so far, the newest first.
         """
-        found = (Run(run_id, start, end, len(loads)) for run_id, (start, end, loads) in self._spans.items())
+        found = (
+            Run(run_id, start, end, len(loads) + self.left_out.of(run_id))
+            for run_id, (start, end, loads) in self._spans.items()
+        )
         return tuple(sorted(found, key=lambda run: (-run.ended_at, run.run_id)))
 
 

@@ -25,11 +25,12 @@ LIMIT_BYTES: Final = 256 * 1024
 _Data = dict[str, Any]
 
 
-def document(aggregates: Iterable[Aggregate]) -> _Data:
+def document(aggregates: Iterable[Aggregate], *, left_out: int = 0) -> _Data:
     """
-    The document for some loads, in the order given.
+    The document for some loads, in the order given; `left_out` more good ones are only known by their number.
     """
-    return {"schema": SCHEMA, "loads": [_bounded(_load(one)) for one in aggregates]}
+    data: _Data = {"schema": SCHEMA, "loads": [_bounded(_load(one)) for one in aggregates]}
+    return {**data, "left_out": {"loads": left_out}} if left_out else data
 
 
 def text(data: _Data) -> str:

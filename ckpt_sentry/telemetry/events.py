@@ -118,7 +118,22 @@ class RunEnded:
     ok: bool
 
 
-Event = LoadStarted | PhaseEntered | LoadFailing | LoadFinished | LoadStalled | RankEnded | RunEnded
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadsLeftOut:
+    """
+    Good loads of one kind that have left no other trace in the records: how many, in all, and since when.
+    """
+
+    name: ClassVar[str] = names.EVENT_LOADS_LEFT_OUT
+    identity: Identity
+    at: float
+    since: float
+    framework: Framework
+    entry_point: str
+    count: int
+
+
+Event = LoadStarted | PhaseEntered | LoadFailing | LoadFinished | LoadStalled | RankEnded | RunEnded | LoadsLeftOut
 EVENT_TYPES: tuple[type[Event], ...] = (
     LoadStarted,
     PhaseEntered,
@@ -127,4 +142,5 @@ EVENT_TYPES: tuple[type[Event], ...] = (
     LoadStalled,
     RankEnded,
     RunEnded,
+    LoadsLeftOut,
 )
