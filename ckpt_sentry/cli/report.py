@@ -93,7 +93,7 @@ def _run_id(where: Path, wanted: str | None) -> str | None:
     """
     if wanted is None:
         return None
-    known = [run.run_id for run in records.runs(where)]
+    known = records.known_runs(where)
     found = [wanted] if wanted in known else [run_id for run_id in known if run_id.startswith(wanted)]
     if len(found) != 1:
         what = "is the beginning of several runs" if found else "is neither a file, a folder nor a run"
@@ -111,7 +111,8 @@ def _loads(where: Path, run_id: str | None) -> tuple[tuple[Aggregate, ...], int]
     for sourced in reading:
         for event in sourced.events:
             aggregator.add(event, source=sourced.source)
-    _say_damage(reading, aggregator.forgotten)
+    forgotten = aggregator.forgotten + (reading.chosen.forgotten if reading.chosen else 0)
+    _say_damage(reading, forgotten)
     return aggregator.loads(settled=True), aggregator.left_out.of(None)
 
 
@@ -122,6 +123,7 @@ def _say_damage(reading: records.Reading, forgotten: int) -> None:
     if reading.refused:
         notes.append(f"{count(reading.refused, 'record')} could not be understood")
     notes += [f"{visible(str(path))} could not be read" for path in reading.unreadable]
+    notes += [f"{visible(str(path))} is no file of records: it was not read to its end" for path in reading.given_up]
     if forgotten:
         notes.append(f"only the newest loads are shown: {forgotten:,} older ones are left out")
     for note in notes:

@@ -31,14 +31,25 @@ if TYPE_CHECKING:
 KEPT_RUNS: Final = 100
 """Run folders that stay under the state folder; older ones are deleted when a new run begins to write."""
 
+MOST_LOADS: Final = 1_000
+"""Loads of a run that are read: the newest."""
+
 MAX_LINE: Final = 32 * 1024 * 1024
 """Bytes of a line beyond which a reader passes over it, and a writer refuses: a request is at most 20 MiB."""
 
 _OTHER_SIGNALS: Final = (b'{"resourceSpans":', b'{"resourceMetrics":')
 """How lines begin in which there is no event."""
 
+MAX_PASSED_OVER: Final = 8 * MAX_LINE
+"""Bytes of lines beyond `MAX_LINE` after which the rest of a file is left alone: it may be one hole of terabytes."""
+
 _EXPORTED: Final = b'"telemetry.sdk.name"'
 """In what an exporter of OpenTelemetry has sent: it arrives when its thread gets to it, so arrival is no order."""
+
+_RUN_OF: Final = re.compile(rb'"key":"ckpt_sentry\.run_id","value":\{"stringValue":"([^"\\]*)"\}')
+_LOAD_OF: Final = re.compile(rb'"key":"ckpt_sentry\.load_id","value":\{"stringValue":"([^"\\]*)"\}')
+_AT_OF: Final = re.compile(rb'"timeUnixNano":"([0-9]{1,20})"')
+"""What an event is of, as we and the Collector write it: to look for this takes a fiftieth of reading the event."""
 
 _SUFFIX: Final = ".jsonl"
 _SENT_SUFFIX: Final = ".sent"
@@ -138,7 +149,7 @@ class Records:
         self._place = where
         self._begun = False
         self._ragged = False
-        self._end = 0
+        self._end = self._own_from = 0
         self.problem: str | None = None
         """Why the last record could not be written, if so, and what to do."""
         self.path = where.folder / f"{safe_name(run_id)}-{safe_name(node or 'node')}-{pid}{_SUFFIX}"
@@ -153,14 +164,7 @@ class Records:
         """
         The same for a line that ends in a line break.
         """
-        if len(line) > MAX_LINE:
-            return False
-        # A line that was cut short before must not swallow this one.
-        data = b"\n" + line if self._ragged else line
-        written = self._write(data, None)
-        if written is not None:
-            self._ragged = written != len(data)
-        return written == len(data)
+        return len(line) <= MAX_LINE and self._write(line, None)
 
     def replace_end(self, size: int, data: bytes) -> bool:
         """
@@ -168,11 +172,12 @@ class Records:
 
         False where that cannot be done: the disk would not take it, or another has written since.
         """
-        return not self._ragged and len(data) <= size <= self._end and self._write(data, self._end - size) == len(data)
+        place = self._end - size
+        return not self._ragged and len(data) <= size and place >= self._own_from and self._write(data, place)
 
-    def _write(self, data: bytes, place: int | None) -> int | None:
+    def _write(self, data: bytes, place: int | None) -> bool:
         """
-        Write at a place, where the file then ends, or at the end (None); the number of bytes, None for none at all.
+        Write whole lines at the end (None), or at a place where the file then ends; whether the disk took them.
         """
         self.problem = None
         try:
@@ -181,23 +186,34 @@ class Records:
             flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if place is None else 0)
             descriptor = own(self.path, flags, 0o600 if self._place.private else 0o666)
             try:
-                if place is None:
-                    written = os.write(descriptor, data)
-                elif os.fstat(descriptor).st_size != self._end:
-                    return None
-                else:
-                    written = os.pwrite(descriptor, data, place)
-                    os.ftruncate(descriptor, place + written)
-                self._end = os.fstat(descriptor).st_size
+                whole = self._write_to(descriptor, data, place)
             finally:
                 os.close(descriptor)
         except OSError as error:
             let_through(error)
             self.problem = _unwritable(self._place.folder, error.strerror or str(error))
-            return None
-        if written != len(data):
+            return False
+        if self._ragged:
             self.problem = _unwritable(self._place.folder, os.strerror(errno.ENOSPC))
-        return written
+        return whole
+
+    def _write_to(self, descriptor: int, data: bytes, place: int | None) -> bool:
+        before = os.fstat(descriptor).st_size
+        if before != self._end:
+            # Another has written since: what was there before is not ours to replace.
+            self._own_from = before
+            if place is not None:
+                return False
+        if place is None:
+            # A line that was cut short before must not swallow this one.
+            data = b"\n" + data if self._ragged else data
+            written = os.write(descriptor, data)
+        else:
+            written = os.pwrite(descriptor, data, place)
+            os.ftruncate(descriptor, place + written)
+        self._ragged = written != len(data)
+        self._end = os.fstat(descriptor).st_size
+        return not self._ragged
 
     def _begin(self) -> None:
         folder = self._place.folder
@@ -262,39 +278,137 @@ def _delete(folder: Path) -> bool:
     return True
 
 
+class _TooMuchError(Exception):
+    """
+    A file goes on with what is no record.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """
+    A run and its newest loads; `forgotten` older ones are not among them.
+    """
+
+    run_id: str
+    loads: frozenset[bytes]
+    forgotten: int
+
+    def wants(self, line: bytes) -> bool:
+        """
+        Whether a line may hold something of them, or of the run as a whole.
+        """
+        of = _RUN_OF.findall(line)
+        if of and self.run_id.encode("utf-8", "surrogatepass") not in of:
+            return False
+        loads = _LOAD_OF.findall(line)
+        return not loads or len(loads) < line.count(b'"eventName":') or not self.loads.isdisjoint(loads)
+
+
+class Survey:
+    """
+    What records hold, from a quick look at each line: runs, when the last of each was heard, and their loads in order.
+    """
+
+    def __init__(self) -> None:
+        self._ended: dict[str, float] = {}
+        self._loads: dict[str, dict[bytes, None]] = {}
+
+    def look_at(self, path: Path) -> None:
+        """
+        Look at the lines of a file; one that cannot be read holds nothing.
+        """
+        reading = Reading((path,), None)
+        with contextlib.suppress(OSError, _TooMuchError), open(path, "rb", opener=regular) as file:
+            for line in reading._lines(file):  # noqa: SLF001
+                if not self._quick(line):
+                    for event in reading._events(line):  # noqa: SLF001
+                        self._add(event.identity.run_id, event.at, (otlp_json.load_id(event) or "").encode())
+
+    def _quick(self, line: bytes) -> bool:
+        """
+        Take in a line of events of one run by its looks; False where it has to be read.
+        """
+        runs, times = set(_RUN_OF.findall(line)), _AT_OF.findall(line)
+        if len(runs) != 1 or not times:
+            return b"ckpt_sentry" not in line
+        try:
+            run_id = runs.pop().decode()
+        except UnicodeDecodeError:
+            return False
+        for load_id in _LOAD_OF.findall(line) or (b"",):
+            self._add(run_id, max(map(int, times)) / 1e9, load_id)
+        return True
+
+    def _add(self, run_id: str, at: float, load_id: bytes) -> None:
+        self._ended[run_id] = max(self._ended.get(run_id, at), at)
+        if load_id:
+            self._loads.setdefault(run_id, {})[load_id] = None
+
+    def runs(self) -> tuple[str, ...]:
+        """
+        The runs, the newest first.
+        """
+        return tuple(sorted(self._ended, key=lambda run_id: (-self._ended[run_id], run_id)))
+
+    def newest(self) -> str | None:
+        """
+        The run of which something was heard last.
+        """
+        return next(iter(self.runs()), None)
+
+    def choice(self, run_id: str | None) -> Choice | None:
+        """
+        The loads of a run that are worth reading: the newest `MOST_LOADS` of them; None where nothing is known of it.
+        """
+        loads = [*self._loads.get(run_id or "", {})]
+        if run_id not in self._ended:
+            return None
+        return Choice(run_id, frozenset(loads[-MOST_LOADS:]), max(0, len(loads) - MOST_LOADS))
+
+
 @dataclass(slots=True)
 class Reading:
     """
     The events of one run, file by file, each file in the order in which it was written.
 
     Iterate once; `damaged` then counts the lines that are no OTLP request (cut off, or larger than `MAX_LINE`),
-    `refused` the records of ours that could not be restored, `unreadable` names files that could not be opened.
+    `refused` the records of ours that could not be restored, `unreadable` names files that could not be opened, and
+    `given_up` those that were not read to their end. With `chosen`, events of other loads are passed over.
     """
 
     files: tuple[Path, ...]
     run_id: str | None
+    chosen: Choice | None = None
     damaged: int = 0
     refused: int = 0
     unreadable: list[Path] = field(default_factory=list)
+    given_up: list[Path] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[SourcedEvents]:
         for path in self.files:
             try:
                 with open(path, "rb", opener=regular) as file:
                     for number, line in enumerate(self._lines(file)):
-                        events = self._events(line)
+                        events = self._events(line) if self.chosen is None or self.chosen.wants(line) else ()
                         if events:
                             yield SourcedEvents(f"{path}:{number}" if _EXPORTED in line else str(path), events)
             except OSError:
                 self.unreadable.append(path)
+            except _TooMuchError:
+                self.given_up.append(path)
 
     def _lines(self, file: Any) -> Iterator[bytes]:
+        passed = 0
         while line := file.readline(MAX_LINE + 1):
             # A Collector writes a whole trace as one line, however long.
             other = line.startswith(_OTHER_SIGNALS)
             if len(line) > MAX_LINE:
                 self.damaged += not other
                 while line and not line.endswith(b"\n"):
+                    passed += len(line)
+                    if passed > MAX_PASSED_OVER:
+                        raise _TooMuchError
                     line = file.readline(MAX_LINE)
             elif line.strip() and not other:
                 yield line
@@ -322,10 +436,23 @@ def read(source: Path, *, run_id: str | None = None) -> Reading:
     `source` is a file of OTLP JSON lines (ours or the Collector's), a folder of such files, or a state folder with a
     folder for each run. Raises FileNotFoundError if it is not there. A source without records gives no events.
     """
+    files = record_files(source)
+    survey = Survey()
+    for path in files:
+        survey.look_at(path)
     if run_id is None:
-        newest = max(runs(source), key=lambda run: run.ended_at, default=None)
-        run_id = newest.run_id if newest else None
-    return Reading(record_files(source), run_id)
+        run_id = survey.newest()
+    return Reading(files, run_id, survey.choice(run_id))
+
+
+def known_runs(source: Path) -> tuple[str, ...]:
+    """
+    The ids of the runs that left records in `source`, the newest first. Raises as `read` does.
+    """
+    survey = Survey()
+    for path in record_files(source):
+        survey.look_at(path)
+    return survey.runs()
 
 
 def runs(source: Path) -> tuple[Run, ...]:

@@ -12,15 +12,19 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from ckpt_sentry.audit import codec
+from ckpt_sentry.audit.escape import cut
 from ckpt_sentry.audit.report import KeyList, LoadReport
 from ckpt_sentry.collector.aggregate import Aggregate
 from ckpt_sentry.collector.summary import Spread
 from ckpt_sentry.render.folded import size as folded_size
+from ckpt_sentry.render.keys import brief_key
 
 SCHEMA: Final = "ckpt_sentry.report/1"
 
 LIMIT_BYTES: Final = 256 * 1024
 """Bytes of one load in a document; what had to go is counted in its place or in a `left_out` finding."""
+
+_LONGEST_TEXT: Final = 16_000
 
 _Data = dict[str, Any]
 
@@ -104,7 +108,7 @@ def _coverage(one: Aggregate) -> _Data | None:
 
 
 def _keys(keys: KeyList) -> _Data:
-    data: _Data = {"count": keys.count, "keys": list(keys.keys)}
+    data: _Data = {"count": keys.count, "keys": list(map(brief_key, keys.keys))}
     if keys.omitted:
         data["omitted"] = keys.omitted
     return data
@@ -113,7 +117,7 @@ def _keys(keys: KeyList) -> _Data:
 def _mismatched(one: Aggregate) -> _Data:
     items = [
         {
-            "keys": item.keys,
+            "keys": brief_key(item.keys),
             "module": item.module,
             "model_shape": list(item.model_shape),
             "checkpoint_shape": list(item.checkpoint_shape),
@@ -146,6 +150,8 @@ def _finite(number: float) -> float | None:
 def _plain(data: Any) -> Any:
     if isinstance(data, float):
         return _finite(data)
+    if isinstance(data, str):
+        return cut(data, _LONGEST_TEXT)
     if isinstance(data, dict):
         return {key: _plain(value) for key, value in data.items()}
     return [_plain(value) for value in data] if isinstance(data, list) else data

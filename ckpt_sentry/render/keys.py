@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from ckpt_sentry.audit.escape import LONGEST, cut
 from ckpt_sentry.audit.report import KeyList, LoadReport
 from ckpt_sentry.collector.aggregate import RankFinding
 from ckpt_sentry.render import words
@@ -14,6 +15,8 @@ from ckpt_sentry.render.folded import size as folded_size
 from ckpt_sentry.render.page import Page
 from ckpt_sentry.render.stack import first_line
 
+_LONGEST_FOLD: Final = 1_000
+"""Characters of folded names; records may hold any."""
 SOME_ROWS: Final = 6
 """Rows of a list in a block."""
 
@@ -22,6 +25,13 @@ _LISTING: Final = re.compile(r"(.*?): .*?(?:\.(?: ([\d,]+ of them|All of them|It
 _ASIDE: Final = re.compile(
     r"\.? (?:(?:[\d,]+ of them|All of them|It) may be|\([\d,]+ keys? \w+ not the checkpoint's\))\.?$"
 )
+
+
+def brief_key(key: str) -> str:
+    """
+    A name, or several folded ones, as short as those that we write ourselves: records may hold any.
+    """
+    return cut(key, _LONGEST_FOLD if "{" in key else LONGEST)
 
 
 def headline(found: RankFinding) -> str:
@@ -62,7 +72,12 @@ def details(page: Page, report: LoadReport, found: RankFinding, rows: int) -> No
         mismatches(page, report, rows)
     elif code == "dtype_cast":
         casts = report.casts[:rows]
-        page.table([(cast.keys, f"{cast.checkpoint_dtype} {page.glyphs.arrow} {cast.model_dtype}") for cast in casts])
+        page.table(
+            [
+                (brief_key(cast.keys), f"{cast.checkpoint_dtype} {page.glyphs.arrow} {cast.model_dtype}")
+                for cast in casts
+            ]
+        )
         _more(page, sum(cast.count for cast in report.casts[rows:]))
     elif code == "renamed_keys" and report.rename is not None:
         rename = report.rename
@@ -79,7 +94,7 @@ def keys_of(page: Page, keys: KeyList, rows: int) -> None:
     A list of folded keys; one that is too wide goes on in the next line.
     """
     for key in keys.keys[:rows]:
-        page.rows(key, "key")
+        page.rows(brief_key(key), "key")
     hidden = keys.count - sum(map(folded_size, keys.keys[:rows])) if len(keys.keys) > rows else keys.omitted
     _more(page, hidden)
 
@@ -91,7 +106,11 @@ def mismatches(page: Page, report: LoadReport, rows: int) -> None:
     shown = report.mismatched[:rows]
     page.table(
         [
-            (item.keys, f"model {words.shape(item.model_shape)}", f"checkpoint {words.shape(item.checkpoint_shape)}")
+            (
+                brief_key(item.keys),
+                f"model {words.shape(item.model_shape)}",
+                f"checkpoint {words.shape(item.checkpoint_shape)}",
+            )
             for item in shown
         ]
     )

@@ -16,7 +16,7 @@ from ckpt_sentry.cli.report import command
 from ckpt_sentry.collector import overview
 from ckpt_sentry.collector.records import Place, Records
 from ckpt_sentry.telemetry import otlp_json
-from ckpt_sentry.telemetry.events import Event
+from ckpt_sentry.telemetry.events import Event, LoadsLeftOut
 from tests.collector.jobs import RUN, failing, finished, over, started
 
 MISSING = Finding("missing_keys", "warning", "40 keys are missing from the checkpoint")
@@ -206,3 +206,21 @@ def test_the_list_says_what_it_did_not_read(tmp_path: Path, monkeypatch: pytest.
     assert report(tmp_path, "--list").stdout.split()[3:] == ["?", "1", "load", "or", "more"]
     (run,) = json.loads(report(tmp_path, "--list", "--json").stdout)["runs"]
     assert (run["verdict"], run["whole"]) == (None, False)
+
+
+def test_good_loads_that_are_only_counted_are_told(tmp_path: Path) -> None:
+    left_out = LoadsLeftOut(
+        identity=started(0, 1).identity, at=100.0, since=50.0, framework="dcp", entry_point="dcp.load", count=9_983
+    )
+    write(tmp_path, started(0, 1), finished(0, 1), left_out)
+    got = report(tmp_path)
+    assert got.stderr == "ckpt-sentry: 9,983 more good loads, of which the records keep the number only\n"
+    assert json.loads(report(tmp_path, "--json").stdout)["left_out"] == {"loads": 9_983}
+    assert "9,984 loads" in report(tmp_path, "--list").stdout
+
+
+def test_a_name_of_a_million_characters_is_cut(tmp_path: Path) -> None:
+    write(tmp_path, started(0, 1), finished(0, 1, verdict="partial", missing=KeyList(1, ("k" * 1_000_000,))))
+    for got in (report(tmp_path, "--all"), report(tmp_path, "--json")):
+        assert "(+999700 characters)" in got.stdout.replace("\n", " ").replace("  ", "")
+        assert len(got.stdout) < 50_000

@@ -351,3 +351,36 @@ def test_the_place_of_a_line_from_an_exporter_is_no_order(tmp_path: Path) -> Non
         file.write((json.dumps(request) + "\n") * 2)
 
     assert [sourced.source for sourced in records.read(path)] == [str(path), f"{path}:1", f"{path}:2"]
+
+
+def test_the_newest_loads_of_a_run_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "MOST_LOADS", 2)
+    loads = [event(at=float(number), load_id=f"{number:032x}") for number in range(5)]
+    write(tmp_path, *loads, RunEnded(identity=Identity("run"), at=9.0, ok=True))
+    write(tmp_path, event("other", at=0.5), pid=8)
+    reading = records.read(tmp_path)
+    assert events_in(reading) == [*loads[3:], RunEnded(identity=Identity("run"), at=9.0, ok=True)]
+    assert reading.chosen is not None
+    assert reading.chosen.forgotten == 3
+    assert records.known_runs(tmp_path) == ("run", "other")
+
+
+@pytest.mark.parametrize("run_id", ["run", 'r"u', "r\\u", "ün", "\ud800"])
+def test_a_quick_look_finds_what_reading_finds(tmp_path: Path, run_id: str) -> None:
+    write(tmp_path, event(run_id, at=5.0), event(run_id, at=7.5))
+    write(tmp_path, event("else", at=6.0), pid=9)
+    assert records.known_runs(tmp_path) == (run_id, "else")
+    assert events_in(records.read(tmp_path)) == [event(run_id, at=5.0), event(run_id, at=7.5)]
+
+
+def test_a_file_that_is_one_hole_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "MAX_LINE", 1_000_000)
+    monkeypatch.setattr(records, "MAX_PASSED_OVER", 8_000_000)
+    path = write(tmp_path, event())
+    hole = tmp_path / "z.jsonl"
+    hole.touch()
+    os.truncate(hole, 20 * 2**30)
+    reading = records.read(tmp_path)
+    assert events_in(reading) == [event()]
+    assert (reading.damaged, reading.given_up) == (1, [hole])
+    assert records.record_files(tmp_path)[0] == path
