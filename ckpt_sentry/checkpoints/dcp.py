@@ -11,14 +11,24 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 from collections.abc import Sequence
 
 from ckpt_sentry.audit.ranks import compact
 from ckpt_sentry.audit.report import Finding
-from ckpt_sentry.checkpoints import dcp_files, dcp_metadata, dcp_shards, neighbours, sniff
-from ckpt_sentry.checkpoints.dcp_error import all_errors, asked_for, chosen_reader, planning, suspects, unreadable
+from ckpt_sentry.checkpoints import dcp_files, dcp_metadata, dcp_shards, neighbours, safetensors, sniff
+from ckpt_sentry.checkpoints.dcp_error import (
+    all_errors,
+    asked_for,
+    chosen_reader,
+    not_unpickled,
+    planning,
+    suspects,
+    unreadable,
+)
 from ckpt_sentry.checkpoints.dcp_metadata import DcpMetadata
 from ckpt_sentry.checkpoints.dcp_shards import in_short, load_instead, permission_finding
+from ckpt_sentry.checkpoints.errors import HeaderError
 from ckpt_sentry.checkpoints.paths import shown_path
 from ckpt_sentry.checkpoints.unpickle import UnreadablePickle
 
@@ -222,13 +232,48 @@ def _file(path: str) -> tuple[Finding, ...]:
 
 def _hugging_face(path: str) -> tuple[Finding, ...]:
     found = dcp_files.listing(path)
-    if found is None or any(name.endswith(".safetensors") for name in found.files):
+    if found is None:
         return ()
+    if files := sorted(name for name in found.files if name.endswith(".safetensors")):
+        return _unread(path, files)
     name = shown_path(path)
     if dcp_metadata.FILE_NAME in found.files:
         text = f"{name} is a DCP checkpoint without safetensors files"
         return (Finding("dcp_checkpoint", "error", text, "give FileSystemReader instead of HuggingFaceStorageReader"),)
     return (Finding("no_checkpoint_files", "error", f"{name} holds no .safetensors file{_contents(found)}", _CHECK),)
+
+
+def _unread(path: str, files: Sequence[str]) -> tuple[Finding, ...]:
+    """
+    Which safetensors file the library would refuse, by its header: the first, and how many more.
+    """
+    refused = []
+    give_up_at = time.monotonic() + dcp_files.MAX_SECONDS
+    for name in files[: dcp_files.MAX_STATS]:
+        if time.monotonic() > give_up_at:
+            break
+        file = os.path.join(path, name)
+        try:
+            safetensors.read(file)
+        except PermissionError:
+            refused.append(permission_finding(dcp_files.refused(file)))
+        except OSError as failure:
+            refused.append(_storage_error(file, failure))
+        except HeaderError as failure:
+            if failure.level == "error":
+                refused.append(_damaged(file, failure))
+    if len(refused) <= 1:
+        return tuple(refused)
+    first = refused[0]
+    return (Finding(first.code, "error", f"{first.text}; and {len(refused) - 1} more files", first.next),)
+
+
+def _damaged(file: str, failure: HeaderError) -> Finding:
+    found = [one for one in sniff.findings(file) if one.code in ("lfs_pointer", "html_page", "empty_file")]
+    if found:
+        return found[0]
+    code = "shard_truncated" if failure.code == "truncated_file" else failure.code
+    return Finding(code, "error", os.path.join(shown_path(os.path.dirname(file)), failure.text), failure.next)
 
 
 def _contents(found: dcp_files.Listing) -> str:
@@ -257,10 +302,25 @@ def _folder(
             problems += [permission_finding(common)] if common else []
     if metadata is None:
         return tuple(problems)
+    if (lacking := not_unpickled(error)) is not None and not problems:
+        return (_other_classes(path, metadata, lacking),)
     shards = dcp_shards.findings(path, metadata, found, suspects(error))
     if not shards and unreadable(error):
         shards = dcp_shards.damaged(path, metadata, asked_for(error))
     return (*problems, *_contradictions(path, metadata), *shards)
+
+
+def _other_classes(path: str, metadata: DcpMetadata, failure: Exception) -> Finding:
+    """
+    Say that the metadata is whole, and made of what is not to be had here.
+    """
+    file = shown_path(os.path.join(path, dcp_metadata.FILE_NAME))
+    reason = shown_path(str(failure))
+    text = f"{file} cannot be read here: {reason}"
+    if metadata.unknown:
+        text += f"; it holds {_some(sorted(metadata.unknown))}"
+    step = "install what it was saved with, in the same version, and load again"
+    return Finding("metadata_unreadable", "error", text, step)
 
 
 def _read(path: str, rank: int | None) -> tuple[DcpMetadata | None, Finding | str | None]:

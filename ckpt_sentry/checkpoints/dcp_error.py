@@ -34,6 +34,18 @@ def planning(error: BaseException | None) -> bool:
     return any(frame.f_code.co_name in _PLANNING for frame in _frames(error))
 
 
+def not_unpickled(error: BaseException | None) -> Exception | None:
+    """
+    What kept torch from making objects of the metadata: a module or class that is not here. Torch raises another error
+    for it from 2.10 on, and keeps this one in a variable (`global_metadata_exc` in `local_step`).
+    """
+    kept = [frame.f_locals.get("global_metadata_exc") for frame in _frames(error)]
+    for one in (*kept, *all_errors(error)):
+        if isinstance(one, ImportError) or (isinstance(one, AttributeError) and "get attribute" in str(one)):
+            return one
+    return None
+
+
 def chosen_reader(error: BaseException | None) -> str | None:
     """
     The name of the class of the storage reader, as the load's frames have it.

@@ -7,14 +7,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import pickle
 import random
 import shutil
+import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
 from torch import nn
 
 from ckpt_sentry.audit.inventory import Entry
@@ -191,6 +195,42 @@ def test_hugging_face_reader_without_files(tmp_path: Path, checkpoint: Path) -> 
         "check the path, and that its file system is mounted on this host",
     )
     assert only(diagnose(checkpoint, reader="HuggingFaceStorageReader")).code == "dcp_checkpoint"
+
+
+def test_which_hugging_face_file_is_damaged(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        save_file({name: torch.ones(400)}, tmp_path / f"{name}.safetensors")
+    reader = dcp.HuggingFaceStorageReader(str(tmp_path))
+    os.truncate(tmp_path / "b.safetensors", 200)
+    found = only(diagnose(tmp_path, error=failure_of(tmp_path, storage_reader=reader)))
+    assert found == Finding(
+        "shard_truncated",
+        "error",
+        f"{tmp_path}/b.safetensors has 128 of 1,600 bytes of tensors: 1 of 1 tensors are cut",
+        "copy or download it again",
+    )
+    (tmp_path / "c.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    assert only(diagnose(tmp_path, reader="HuggingFaceStorageReader")).text == f"{found.text}; and 1 more files"
+    (tmp_path / "b.safetensors").unlink()
+    assert only(diagnose(tmp_path, reader="HuggingFaceStorageReader")).code == "lfs_pointer"
+
+
+def test_metadata_of_a_class_that_is_not_here(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = types.ModuleType("gone")
+    gone.Extra = type("Extra", (), {"__module__": "gone"})  # type: ignore[attr-defined]
+    file = checkpoint / ".metadata"
+    metadata = pickle.loads(file.read_bytes())
+    metadata.extra = gone.Extra()
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "gone", gone)
+        file.write_bytes(pickle.dumps(metadata))
+    error = failure_of(checkpoint)
+    assert only(diagnose(checkpoint, error=error)) == Finding(
+        "metadata_unreadable",
+        "error",
+        f"{file} cannot be read here: No module named 'gone'; it holds gone.Extra",
+        "install what it was saved with, in the same version, and load again",
+    )
 
 
 @pytest.mark.parametrize(
