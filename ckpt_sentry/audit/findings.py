@@ -27,6 +27,12 @@ RENAME_BY_HAND: Final = (
 RENAME_ONE_BY_ONE: Final = (
     "Once it is sure which is which, rename them yourself before the load: state_dict[new] = state_dict.pop(old)."
 )
+_CONFIGURATION: Final = "Build the model with the configuration that the checkpoint was saved with."
+_GATHERED: Final = (
+    "The checkpoint has no elements of them: they were saved without being gathered, as DeepSpeed's ZeRO-3 does it. "
+    "Gather them when saving, with accelerator.get_state_dict(model), or make whole ones of the shards with "
+    "zero_to_fp32.py."
+)
 _ANEW: Final = "If the missing keys are to start anew"
 _SHOWN: Final = 3
 
@@ -201,8 +207,8 @@ def _mismatched(facts: Facts) -> Iterator[Finding]:
     else:
         level = "error"
         what = f"{keys(count)} {verb(count, 'has another shape', 'have other shapes')} in the checkpoint"
-    following = "Build the model with the configuration that the checkpoint was saved with."
-    yield Finding("shape_mismatch", level, f"{what}: {said}.", following)
+    is_empty = all(0 in one.checkpoint_shape and 0 not in one.model_shape for one in found)
+    yield Finding("shape_mismatch", level, f"{what}: {said}.", _GATHERED if is_empty else _CONFIGURATION)
 
 
 def verb(count: int, one: str, many: str) -> str:

@@ -28,7 +28,7 @@ from ckpt_sentry.checkpoints.dcp_error import (
 )
 from ckpt_sentry.checkpoints.dcp_metadata import DcpMetadata
 from ckpt_sentry.checkpoints.dcp_shards import in_short, load_instead, permission_finding
-from ckpt_sentry.checkpoints.errors import HeaderError
+from ckpt_sentry.checkpoints.errors import HeaderError, plural
 from ckpt_sentry.checkpoints.paths import shown_path
 from ckpt_sentry.checkpoints.unpickle import UnreadablePickle
 
@@ -264,8 +264,8 @@ def _unread(path: str, files: Sequence[str]) -> tuple[Finding, ...]:
                 refused.append(_damaged(file, failure))
     if len(refused) <= 1:
         return tuple(refused)
-    first = refused[0]
-    return (Finding(first.code, "error", f"{first.text}; and {len(refused) - 1} more files", first.next),)
+    first, more = refused[0], plural(len(refused) - 1, "more file")
+    return (Finding(first.code, "error", f"{first.text}; and {more}", first.next),)
 
 
 def _damaged(file: str, failure: HeaderError) -> Finding:

@@ -182,9 +182,11 @@ def _explain(load: Load, exc: BaseException, error: LoadError) -> None:
     """
     Add why this rank raised: what the keys say, else what the files say, else the exception itself.
     """
-    facts = load.facts
     path = load.notes.get("path")
-    by_keys = raised.is_planners(error.message) and bool(facts.findings)
+    if not (is_of_keys := raised.is_planners(error.message)):
+        dcp_facts.unsay(load, error.message)
+    facts = load.facts
+    by_keys = is_of_keys and bool(facts.findings)
     if by_keys and (facts.checkpoint is None or facts.checkpoint.keys):
         load.facts = replace(facts, findings=dcp_keys.decisive(facts.findings, _way()))
         return

@@ -279,6 +279,21 @@ def _revise(load: Load, wanted: Mapping[str, Any]) -> None:
     _note_sides(load, revision.sides)
 
 
+def unsay(load: Load, message: str) -> None:
+    """
+    Take back what names alone have said of a load that a planner of the program's own has ended before there was a
+    plan: under which names it would have read is not known. Not where its `message` names a key that is missing.
+    """
+    sides = load.notes.get("sides")
+    if not is_watched(load) or sides is None or load.notes["plan"][0] is not None:
+        return
+    if any(key in message for key in sides.examined().difference.missing):
+        return
+    said = load.notes["said"]
+    found = tuple(one for one in load.facts.findings if one not in said)
+    load.facts = replace(load.notes.get("unplanned", load.facts), findings=found, key_digest=load.facts.key_digest)
+
+
 def look_after(load: Load) -> None:
     """
     Add what the load has left behind: values that are no numbers, entries of another type.

@@ -105,3 +105,13 @@ def test_the_way_of_a_loader() -> None:
         "Mend it.",
     ]
     assert [one.next for one in anew([one, other], None)] == [None, "Mend it."]
+
+
+def test_tensors_that_were_saved_without_being_gathered() -> None:
+    empty = Entry((0,), "float32")
+    step = steps(examine(inventory(*LAYERS), Inventory(dict.fromkeys(LAYERS, empty))))["shape_mismatch"]
+    assert step is not None
+    assert "Gather them when saving" in step
+    one_other = Inventory(dict.fromkeys(LAYERS, empty) | {LAYERS[0]: Entry((5, 4), "float32")})
+    other = steps(examine(inventory(*LAYERS), one_other))["shape_mismatch"]
+    assert other == "Build the model with the configuration that the checkpoint was saved with."

@@ -210,7 +210,7 @@ def test_which_hugging_face_file_is_damaged(tmp_path: Path) -> None:
         "copy or download it again",
     )
     (tmp_path / "c.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
-    assert only(diagnose(tmp_path, reader="HuggingFaceStorageReader")).text == f"{found.text}; and 1 more files"
+    assert only(diagnose(tmp_path, reader="HuggingFaceStorageReader")).text == f"{found.text}; and 1 more file"
     (tmp_path / "b.safetensors").unlink()
     assert only(diagnose(tmp_path, reader="HuggingFaceStorageReader")).code == "lfs_pointer"
 

@@ -423,3 +423,21 @@ def test_who_is_stock(tmp_path: Path) -> None:
     assert is_stock(dcp.DefaultLoadPlanner(), reader)
     assert not is_stock(Lookup(), reader)
     assert not is_stock(None, NothingRead(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [(OSError("gone"), ["rank_raised"]), (KeyError("w from model not in state dict"), ["missing_keys", "rank_raised"])],
+)
+def test_why_a_planner_of_ones_own_gave_up(agent: Agent, tmp_path: Path, failure: Exception, said: list[str]) -> None:
+    class Own(OwnPlan):
+        def create_local_plan(self) -> LoadPlan:
+            raise failure
+
+    path = tmp_path / "step-7"
+    dcp.save({"model.w": torch.ones(4), "v": torch.ones(3)}, checkpoint_id=path, no_dist=True)
+    with pytest.raises(dcp.CheckpointException):
+        dcp.load({"w": torch.zeros(5), "v": torch.zeros(3)}, checkpoint_id=path, planner=Own(), no_dist=True)
+    report = agent.last()
+    assert [code for code in codes(report) if code != "unexpected_keys"] == said
+    assert (report.coverage is None) is (said == ["rank_raised"])
