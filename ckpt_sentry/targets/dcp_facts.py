@@ -285,13 +285,16 @@ def unsay(load: Load, message: str) -> None:
     plan: under which names it would have read is not known. Not where its `message` names a key that is missing.
     """
     sides = load.notes.get("sides")
-    if not is_watched(load) or sides is None or load.notes["plan"][0] is not None:
+    said = load.notes.get("said")
+    if not (is_watched(load) and said) or sides is None or load.notes["plan"][0] is not None:
         return
     if any(key in message for key in sides.examined().difference.missing):
         return
-    said = load.notes["said"]
     found = tuple(one for one in load.facts.findings if one not in said)
-    load.facts = replace(load.notes.get("unplanned", load.facts), findings=found, key_digest=load.facts.key_digest)
+    facts, unplanned = load.facts, load.notes.get("unplanned", load.facts)
+    load.facts = replace(
+        unplanned, findings=found, key_digest=facts.key_digest, checkpoint=facts.checkpoint, model=facts.model
+    )
 
 
 def look_after(load: Load) -> None:
