@@ -12,6 +12,7 @@ from ckpt_sentry.audit.fold import expand
 from ckpt_sentry.audit.report import LoadReport
 from ckpt_sentry.dcp_api import DCPLoadError, ShapeConflict, conflicts_text, keys_text
 from ckpt_sentry.masking import mask_text
+from ckpt_sentry.render.stack import first_line
 from ckpt_sentry.targets.exceptions import text_of
 
 MOST_SHOWN = 20
@@ -119,8 +120,8 @@ class DCPErrorAggregator:
 
     def _plain(self, error: BaseException, rank: int) -> None:
         self._ranks.add(rank)
-        first_line = next(iter(mask_text(text_of(error)).strip().splitlines()), "")
-        _add(self._texts, f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__, rank)
+        text = first_line(mask_text(text_of(error)))
+        _add(self._texts, f"{type(error).__name__}: {text}" if text else type(error).__name__, rank)
 
     def _free(self) -> int:
         return next(number for number in range(len(self._ranks) + 1) if number not in self._ranks)

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from ckpt_sentry.audit.diff import Pair
     from ckpt_sentry.audit.examine import Examination
 
+_REASONS = frozenset({"renamed_keys", "flat_optimizer", "optimizer_names_differ", "optimizer_class_changed"})
+"""Findings that explain what is missing and what is too much."""
 _CANNOT = "dcp.load cannot succeed"
 _PARTLY = "dcp.load copies what fits, and says nothing in this version of torch"
 
@@ -176,7 +178,7 @@ def precheck(
             ShapeConflict(pair.key, pair.key.rpartition(".")[0], pair.model.shape or (), pair.checkpoint.shape or ())
             for pair in difference.mismatched
         ),
-        reasons=(*reasons, *(one.text for one in found.findings if one.code in ("renamed_keys", "flat_optimizer"))),
+        reasons=(*reasons, *(one.text for one in found.findings if one.code in _REASONS)),
     )
 
 

@@ -12,7 +12,7 @@ from ckpt_sentry.audit.coverage import FULL, coverage, losses, matcher, utilisat
 from ckpt_sentry.audit.diff import Diff, Pair, diff
 from ckpt_sentry.audit.fold import LIMIT_BYTES, bounded, folds, key_list
 from ckpt_sentry.audit.inventory import Inventory
-from ckpt_sentry.audit.optimizer import Diagnosis, diagnose
+from ckpt_sentry.audit.optimizer import Diagnosis, diagnose, is_optimizers
 from ckpt_sentry.audit.rename import Inference, infer
 from ckpt_sentry.audit.report import NO_KEYS, Coverage, DtypeCast, Finding, KeyList, Rename, Shape, ShapeMismatch
 from ckpt_sentry.dataclasses_ import dataclass, field, replace
@@ -85,7 +85,7 @@ def examine(  # noqa: PLR0913 - two sides, and what is known about the load
         casts=_fold_casts(difference.casts),
         retyped=difference.retyped,
         inference=inference,
-        losses=losses(model, [key for key in unexplained.missing if not allowed(key)]),
+        losses=losses(model, [key for key in unexplained.missing if not (allowed(key) or is_optimizers(key))]),
         allowed=len(counted) - len(model.once(key for key in difference.missing if not allowed(key))),
         is_explained=_is_explained(difference, optimizer, inference),
         is_copied=all(fractions.get(pair.key, 0.0) > 0 for pair in difference.mismatched),

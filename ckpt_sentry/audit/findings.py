@@ -34,7 +34,8 @@ _GATHERED: Final = (
     "zero_to_fp32.py."
 )
 _ANEW: Final = "If the missing keys are to start anew"
-_SHOWN: Final = 3
+SHOWN: Final = 3
+"""Folds of keys in a sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,8 +134,8 @@ def listing(folded: Sequence[Fold]) -> str:
     """
     Name keys in a sentence: the first folds, and how many keys more.
     """
-    rest = sum(found.count for found in folded[_SHOWN:])
-    return ", ".join(found.text for found in folded[:_SHOWN]) + (f" and {rest:,} more" if rest else "")
+    rest = sum(found.count for found in folded[SHOWN:])
+    return ", ".join(found.text for found in folded[:SHOWN]) + (f" and {rest:,} more" if rest else "")
 
 
 def _count(folded: Iterable[Fold | ShapeMismatch | DtypeCast]) -> int:
@@ -197,9 +198,9 @@ def _mismatched(facts: Facts) -> Iterator[Finding]:
     count = _count(found)
     said = "; ".join(
         f"{one.keys} (model {_shape(one.model_shape)}, checkpoint {_shape(one.checkpoint_shape)})"
-        for one in found[:_SHOWN]
+        for one in found[:SHOWN]
     )
-    if rest := _count(found[_SHOWN:]):
+    if rest := _count(found[SHOWN:]):
         said += f" and {rest:,} more"
     if facts.is_copied:
         level: Level = "warning"

@@ -17,9 +17,15 @@ _OF_MODULES: Final = {
     "Missing key(s) in state_dict": "missing_keys",
     "size mismatch for ": "shape_mismatch",
 }
-_TEXTS: Final = {**_OF_DCP, **_OF_MODULES}
-KEYS: Final = frozenset(_TEXTS.values())
-"""The findings that torch itself raises for."""
+_OF_MAPS: Final = {
+    # accelerate/utils/modeling.py, check_device_map
+    "The device_map provided does not give any device": "device_map_uncovered",
+}
+_TEXTS: Final = {**_OF_DCP, **_OF_MODULES, **_OF_MAPS}
+KEYS: Final = frozenset({*_OF_DCP.values(), *_OF_MODULES.values()})
+"""The findings on keys that torch itself raises for."""
+NAMED: Final = frozenset(_TEXTS.values())
+"""All findings that a library raises for in words that are known here."""
 
 
 def codes(message: str) -> frozenset[str]:

@@ -28,11 +28,15 @@ def collect(state: LoadState, story: Story, groups: list[Saying], first: Cause |
     found = [*merged(_sayings(state, groups)), *story.findings(), *divergence(state, groups)]
     found += _unexplained(state, found)
     lead = first.rank if first else None
+    leading = codes.LEADING
+    if any(one.code == "low_coverage" for one in found):
+        # That too little came in says no more than that keys are missing.
+        leading |= {"missing_keys"}
 
     def order(one: RankFinding) -> tuple[object, ...]:
         told = one.code == "peer_failed"
         elsewhere = lead is not None and lead not in _members(one)
-        level = 0 if one.code in codes.LEADING and one.level == "warning" else LEVELS[one.level]
+        level = 0 if one.code in leading and one.level == "warning" else LEVELS[one.level]
         return level, told, elsewhere, codes.PLACE.get(one.code, _UNKNOWN), one.code, one.text, one.ranks
 
     found.sort(key=order)

@@ -11,6 +11,7 @@ from operator import itemgetter
 from typing import Final
 
 from ckpt_sentry.audit import raised, ranks
+from ckpt_sentry.audit.findings import SHOWN
 from ckpt_sentry.audit.optimizer import is_optimizers
 from ckpt_sentry.audit.report import Coverage, LoadReport
 from ckpt_sentry.collector.aggregate import Aggregate, RankFinding
@@ -159,7 +160,22 @@ def _told(one: Aggregate) -> list[RankFinding]:
     if any(finding.code in _OPTIMIZERS for finding in found):
         for code, keys in (("missing_keys", one.missing), ("unexpected_keys", one.unexpected)):
             hidden |= {code} if keys.keys and not keys.omitted and all(map(is_optimizers, keys.keys)) else set()
+    hidden |= _said_whole(one, found)
     return [finding for finding in found if finding.code not in hidden]
+
+
+def _said_whole(one: Aggregate, found: list[RankFinding]) -> frozenset[str]:
+    """
+    Findings that another one has said already: a state dict one level down leaves all out, and that no key is the
+    model's names the keys, if they are few.
+    """
+    said = {finding.code for finding in found if finding.level != "info"}
+    if "nested_state_dict" in said and one.coverage is not None and one.coverage.keys == 0:
+        return _SAID_BY_RENAME | _EXPLAINED_BY_RENAME
+    if "no_overlap" not in said or not one.unexpected.count:
+        return frozenset()
+    lists = (("missing_keys", one.missing), ("unexpected_keys", one.unexpected))
+    return frozenset(code for code, keys in lists if 0 < len(keys.keys) <= SHOWN and not keys.omitted)
 
 
 def _checkpoint(page: Page, one: Aggregate) -> None:
@@ -173,7 +189,7 @@ def _checkpoint(page: Page, one: Aggregate) -> None:
     facts.append(f"step {one.step}{source}" if one.step is not None else "step unknown")
     if summary is not None:
         facts += [f"saved by {words.count(summary.saved_by, 'rank')}"] if summary.saved_by else []
-        facts += [words.count(summary.keys, "key"), words.size(summary.bytes)]
+        facts += [words.count(summary.keys, "key"), words.size(summary.bytes)] if summary.keys else []
     page.section("checkpoint", page.glyphs.dot.join(facts), at_most=6)
 
 
@@ -200,7 +216,10 @@ def _causes(one: Aggregate, found: list[RankFinding]) -> list[RankFinding]:
     """
     if not found or found[0].level == "info":
         return []
-    named = raised.codes(one.error.message) if one.error is not None and found[0].code in raised.KEYS else ()
+    named = raised.codes(one.error.message) if one.error is not None else frozenset()
+    if found[0].code not in raised.NAMED:
+        # What explains missing keys stands for them.
+        named -= raised.KEYS
     return [found[0], *(other for other in found[1:] if other.code in named and other.level != "info")]
 
 

@@ -634,3 +634,41 @@ def test_what_an_optimizer_explains_is_not_listed_again() -> None:
     keys["missing"] = KeyList(3, (model, optim))
     shown = block(seen(finished(0, 1, verdict="failed", error=SIZE, findings=findings, **keys)))
     assert "  also        2 keys are missing from the checkpoint\n              model.w\n" in shown
+
+
+def test_that_too_little_came_in_stands_below_what_is_missing() -> None:
+    gap = replace(MISSING, level="warning")
+    one = seen(finished(0, 1, verdict="failed", error=SIZE, findings=(LOW, gap), missing=KeyList(2, ("w{0-1}",))))
+    lines = block(one).splitlines()
+    assert lines[2] == "  cause       2 keys are missing from the checkpoint"
+    assert "  also        Coverage is 0 % of keys, under the minimum of 99 %." in lines
+
+
+def test_a_state_dict_one_level_down_says_all() -> None:
+    nested = Finding("nested_state_dict", "error", "The state dict is one level down, under 'model'.", "Pass it on.")
+    keys = {"missing": KeyList(1, ("w",)), "unexpected": KeyList(1, ("model",)), "coverage": Coverage(0.0, 0.0)}
+    findings = (nested, NO_OVERLAP, MISSING, UNEXPECTED, LOW)
+    shown = block(seen(finished(0, 1, verdict="failed", error=SIZE, findings=findings, **keys)))
+    assert "also" not in shown
+    assert "  next        Pass it on.\n" in shown
+
+
+def test_keys_that_the_sentence_names_are_not_listed_below_it() -> None:
+    keys = {"missing": KeyList(1, ("w",)), "unexpected": KeyList(4, ("a", "b", "c", "d"))}
+    findings = (NO_OVERLAP, MISSING, UNEXPECTED)
+    shown = block(seen(finished(0, 1, verdict="no_op", findings=findings, coverage=Coverage(0.0, 0.0), **keys)))
+    assert "are missing" not in shown
+    assert "  also        5 keys of the checkpoint are not in the model\n              a\n" in shown
+
+
+def test_what_a_library_raised_for_is_a_cause_beside_a_rename() -> None:
+    error = LoadError("ValueError", "The device_map provided does not give any device for: w", "setup")
+    rename = Finding("renamed_keys", "warning", "1 key has another name: module.w → w.")
+    uncovered = Finding("device_map_uncovered", "error", "device_map gives no device for 1 key of the model: w.")
+    keys = {"missing": KeyList(1, ("w",)), "rename": Rename("strip", 1.0, 1, ("module.w", "w"))}
+    one = seen(finished(0, 1, verdict="failed", error=error, findings=(rename, uncovered, MISSING), **keys))
+    assert block(one).splitlines()[2:5] == [
+        "  cause       1 key has another name: module.w → w.",
+        "              device_map gives no device for 1 key of the model: w.",
+        "  raised      ValueError: The device_map provided does not give any device for: w",
+    ]
