@@ -1,7 +1,7 @@
 """
 Runs the tests on the versions of torch, accelerate and transformers that are claimed.
 
-    python tests/compat.py [--quick] [VERSION ...]      # of torch; all of `CLAIMED` where none is named
+    python tests/compat.py [--quick | --tests TESTS …] [VERSION …]      # of torch; all of `CLAIMED` where none is named
 
 Each version gets an environment below `$XDG_CACHE_HOME/ckpt_sentry/compat`: made once, with the interpreter that runs
 this, and kept. A CUDA build of torch takes 5 to 7 GB and some minutes; it runs on a CPU. What pytest says lies beside
@@ -70,7 +70,7 @@ def locked(folder: Path) -> Iterator[None]:
     Nobody else uses the environment meanwhile: the package is installed into it anew for each run.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_suffix(".lock").open("w") as file:
+    with folder.with_name(f"{folder.name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -80,8 +80,7 @@ def prepared(host: Host, folder: Path) -> Path:
     The interpreter of the version's environment, with this very checkout. What is there already is not installed again.
     """
     python = folder / "bin" / "python"
-    ours = f"{sys.version_info.major}.{sys.version_info.minor}"
-    if not (folder / "lib" / f"python{ours}").is_dir():
+    if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
     wanted = [f"{name}=={version}" for name, version in host._asdict().items()]
     pip = [python, "-m", "pip", "--disable-pip-version-check", "-qq", "install"]
@@ -93,7 +92,7 @@ def tested(python: Path, folder: Path, options: Sequence[str]) -> Result:
     """
     Run the tests; all that pytest says goes to a file, and what failed to standard output as well.
     """
-    said, counted = folder.with_suffix(".txt"), folder.with_suffix(".xml")
+    said, counted = (folder.with_name(folder.name + kind) for kind in (".txt", ".xml"))
     began = time.monotonic()
     command = [python, "-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={counted}", *options]
     with said.open("w") as file:
@@ -123,13 +122,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("versions", nargs="*", metavar="VERSION", choices=[[], *(host.torch for host in CLAIMED)])
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--tests", nargs="+", default=TESTS)
     arguments = parser.parse_args()
-    options = [*TESTS, *(["-m", QUICK] if arguments.quick else [])]
+    options = [*arguments.tests, *(["-m", QUICK] if arguments.quick else [])]
     results: dict[Host, Result] = {}
     for host in CLAIMED:
         if arguments.versions and host.torch not in arguments.versions:
             continue
-        folder = cache() / f"torch-{host.torch}"
+        folder = cache() / f"torch-{host.torch}-python{sys.version_info.major}.{sys.version_info.minor}"
         print(f"== torch {host.torch}, accelerate {host.accelerate}, transformers {host.transformers}", flush=True)
         with locked(folder):
             results[host] = tested(prepared(host, folder), folder, options)
