@@ -9,7 +9,8 @@ transformers 5 hands an object with the loading info to `_finalize_model_loading
 * A size mismatch that is not to be ignored is raised from within: then the headers of the files tell the shapes.
 * Weights are tied after it has returned. So what it says is judged when `from_pretrained` returns, but for a quantised
   model, whose parameters get other names by then.
-* 4.48 knows no `key_mapping`: it is not to be advised there.
+* `key_mapping` is not to be advised: 4.48 knows none, and 4.57 looks for the prefix of the base model before it
+  renames, and raises where the rename brings it in.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ckpt_sentry import loads
+from ckpt_sentry.audit.findings import counted, listing, verb
+from ckpt_sentry.audit.fold import folds
+from ckpt_sentry.audit.report import Coverage, Finding
+from ckpt_sentry.dataclasses_ import replace
 from ckpt_sentry.guard import contained
 
 if TYPE_CHECKING:
@@ -59,7 +64,6 @@ def loading(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
     """
     current, reads, raised, returned = loads.current, _reads, _raised, _returned
     parameters = tuple(inspect.signature(original).parameters)
-    renames = "key_mapping" in parameters
 
     @functools.wraps(original)
     def load_pretrained_model(*args: Any, **kwargs: Any) -> Any:
@@ -67,7 +71,7 @@ def loading(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
         if load is None:
             return original(*args, **kwargs)
         given = {**dict(zip(parameters, args, strict=False)), **kwargs}
-        reads(load, given, renames=renames)
+        reads(load, given)
         try:
             result = original(*args, **kwargs)
         except BaseException as error:
@@ -88,13 +92,43 @@ def note(load: Load) -> None:
     told = load.notes.pop(_LOADED, None)
     if told is not None:
         transformers_judge.note_info(load, *told)
+        _note_left(load, told[0])
+
+
+def _note_left(load: Load, model: Any) -> None:
+    """
+    Say what is on the meta device still, where nothing was to be offloaded: 4.57 leaves there what it takes for a key
+    of the head.
+    """
+    wanted, coverage = load.notes["wanted"], load.facts.coverage
+    left = {key for key, value in model.state_dict().items() if value.is_meta and key in wanted.entries}
+    if not left or coverage is None or _offloads(getattr(model, "hf_device_map", None) or {}):
+        return
+    elements = sum(wanted.entries[key].elements for key in left)
+    total = sum(entry.elements for entry in wanted.entries.values()) or 1
+    shares = coverage.keys - len(left) / len(wanted.entries), coverage.elements - elements / total
+    are, listed = verb(len(left), "is", "are"), listing(tuple(folds(left)))
+    text = (
+        f"{counted(len(left), 'tensor')} of the model {are} on the meta device after the load, without data: {listed}."
+    )
+    load.facts = replace(load.facts, coverage=Coverage(*(max(0.0, share) for share in shares))).with_findings(
+        [Finding("meta_left", "warning", text)]
+    )
+
+
+def _offloads(device_map: Mapping[str, Any]) -> bool:
+    """
+    Whether values lie elsewhere until they are used: on disk, or on the CPU beside another device.
+    """
+    devices = set(map(str, device_map.values()))
+    return "disk" in devices or ("cpu" in devices and len(devices) > 1)
 
 
 @contained("transformers.reads")
-def _reads(load: Load, given: Mapping[str, Any], *, renames: bool) -> None:
+def _reads(load: Load, given: Mapping[str, Any]) -> None:
     from ckpt_sentry.targets import transformers_judge
 
-    load.notes["renames"] = renames
+    load.notes["renames"] = False
     files = next((given[name] for name in _FILES if given.get(name)), ())
     if "files" not in load.notes:
         transformers_judge.note_files(load, ([files] if isinstance(files, (str, os.PathLike)) else files,))

@@ -6,7 +6,6 @@ told by their numbers.
 from __future__ import annotations
 
 import inspect
-from typing import Any
 
 
 def compares_sizes() -> bool:
@@ -29,13 +28,12 @@ def takes_no_dist() -> bool:
 
 def renames() -> bool:
     """
-    Whether `from_pretrained` knows `key_mapping`.
+    Whether `from_pretrained` has transformers 5's way with names: `key_mapping` goes before all else, and of two keys
+    that come to one name one is taken.
     """
     import transformers
 
-    loader: Any = transformers.PreTrainedModel._load_pretrained_model
-    is_given = "key_mapping" in inspect.signature(loader).parameters
-    return is_given or hasattr(transformers.PreTrainedModel, "_finalize_model_loading")
+    return hasattr(transformers.PreTrainedModel, "_finalize_model_loading")
 
 
 def dtype_parameter() -> str:

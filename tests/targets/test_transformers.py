@@ -194,7 +194,7 @@ def test_strict_refuses_a_new_head_until_it_is_allowed(agent: Agent, tmp_path: P
 
 def test_other_shapes_are_the_hosts_error_with_the_report(tmp_path: Path) -> None:
     folder = edited(saved(llama(), tmp_path / "m"), lambda held: {**held, "lm_head.weight": torch.zeros(40, 16)})
-    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes") as caught:
+    with pytest.raises(RuntimeError, match=r"ignore_mismatched_sizes|size mismatch") as caught:
         transformers.LlamaForCausalLM.from_pretrained(folder)
     (mismatch,) = caught.value.ckpt_sentry.mismatched
     assert (mismatch.keys, mismatch.model_shape, mismatch.checkpoint_shape) == ("lm_head.weight", (32, 16), (40, 16))
@@ -242,7 +242,7 @@ def test_an_error_of_another_kind_stays_what_it_is(tmp_path: Path) -> None:
     assert codes(caught.value.ckpt_sentry) == ["rank_raised"]
 
 
-@pytest.mark.skipif(not renames(), reason="this transformers has no key_mapping")
+@pytest.mark.skipif(not renames(), reason="this transformers renames otherwise")
 def test_a_mapping_may_let_names_change_places(agent: Agent, tmp_path: Path) -> None:
     folder = saved(llama(), tmp_path / "m")
     layers = {r"layers\.0\.": "layers.T.", r"layers\.1\.": "layers.0.", r"layers\.T\.": "layers.1."}
@@ -252,7 +252,7 @@ def test_a_mapping_may_let_names_change_places(agent: Agent, tmp_path: Path) -> 
     assert (agent.last().verdict, codes(agent.last()), agent.last().proof.checked) == ("ok", [], 21)
 
 
-class ToyConfig(transformers.PreTrainedConfig):
+class ToyConfig(getattr(transformers, "PreTrainedConfig", None) or transformers.PretrainedConfig):  # the name in 4
     model_type = "toy"
 
 
@@ -302,11 +302,15 @@ class LaterToyWithHead(ToyWithHead):
 def test_a_base_model_takes_its_own_of_two_modules_of_one_name(agent: Agent, tmp_path: Path) -> None:
     model = ToyWithHead(ToyConfig())
     base = Toy.from_pretrained(saved(model, tmp_path / "m"))
+    if base.norm.weight.is_meta:  # transformers 4.57 takes both for the head's, and leaves both
+        assert (agent.last().verdict, codes(agent.last())) == ("partial", ["meta_left"])
+        return
     assert torch.equal(base.norm.weight, model.base.norm.weight)
     report = agent.last()
     assert (report.verdict, report.coverage, codes(report), report.proof.checked) == ("ok", Coverage(1.0, 1.0), [], 3)
 
 
+@pytest.mark.skipif(not renames(), reason="this transformers renames otherwise")
 @pytest.mark.parametrize(
     ("kind", "mixed_up"),
     [
