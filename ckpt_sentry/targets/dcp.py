@@ -124,12 +124,17 @@ def _end(load: Load, error: BaseException | None) -> None:
     finally:
         if load.report is None:
             _cut_short(load, error)
-        load.leave()
+        _leave(load)
 
 
 @contained("dcp.end")
 def _conclude(load: Load, error: BaseException | None) -> None:
     dcp_errors.conclude(load, error)
+
+
+@contained("dcp.leave")
+def _leave(load: Load) -> None:
+    load.leave()
 
 
 @contained("dcp.cut_short")
