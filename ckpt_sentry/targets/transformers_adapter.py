@@ -44,7 +44,7 @@ def begin(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Load 
     before = frozenset(key for key, _ in module_facts.tensors_of(model))
     load = loads.begin("transformers", f"{type(model).__name__}.load_adapter", path)
     if load is not None:
-        load.notes.update(folder=local, before=before, adapter=given.get("adapter_name") or _DEFAULT)
+        load.notes.update(before=before, adapter=given.get("adapter_name") or _DEFAULT)
         load.facts = replace(load.facts, step=step.value if step else None, step_source=step.source if step else None)
     return load
 

@@ -90,7 +90,9 @@ def note_info(load: Load, model: Any, load_config: Any, info: Any) -> None:
     came.update((key, Entry(shape, None)) for key, shape in mismatched.items() if key in came)
     came.update((key, saved.get(key, _NO_ENTRY)) for key in unexpected)
     settings = config.settings()
-    model_side, checkpoint = _without_ignored(model, wanted, missing), Inventory(came)
+    model_side = _without_ignored(model, wanted, missing)
+    # What may be missing, and does not count, is no key of the checkpoint's either.
+    checkpoint = Inventory({key: came[key] for key in came if key in model_side.entries or key in unexpected})
     examination = examine(
         model_side, _as_wanted(checkpoint, model_side, mismatched), allow_missing=settings.allow_missing
     )

@@ -350,3 +350,13 @@ def test_values_are_compared_under_the_names_of_the_checkpoint(
     model.base_model.save_pretrained(tmp_path / "base")
     type(model).from_pretrained(tmp_path / "base")
     assert agent.last().proof.checked == len(model.base_model.state_dict())
+
+
+class IgnoringToy(Toy):
+    _keys_to_ignore_on_load_missing = (r"norm\.",)
+
+
+def test_what_a_class_lets_be_missing_is_on_neither_side(agent: Agent, tmp_path: Path) -> None:
+    folder = edited(saved(IgnoringToy(ToyConfig()), tmp_path / "m"), lambda held: {"emb.weight": held["emb.weight"]})
+    IgnoringToy.from_pretrained(folder)
+    assert (agent.last().verdict, agent.last().findings) == ("ok", ())

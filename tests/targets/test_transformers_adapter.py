@@ -101,3 +101,11 @@ def test_a_broken_adapter_keeps_its_error(tmp_path: Path, agent: Agent) -> None:
         llama().load_adapter(str(folder))
     assert codes(caught.value.ckpt_sentry, "error") == ["empty_file"]
     assert agent.last().verdict == "failed"
+
+
+def test_what_is_raised_before_a_file_is_chosen_is_not_the_folders_fault(tmp_path: Path, agent: Agent) -> None:
+    model, folder = llama(), adapter(tmp_path)
+    model.load_adapter(str(folder))
+    with pytest.raises(ValueError, match="already exists"):
+        model.load_adapter(str(folder))
+    assert codes(agent.last(), "error") == ["rank_raised"]
