@@ -1,27 +1,43 @@
 """
-What the agent costs an interpreter that starts: not installed, installed, switched on.
+What the agent costs a process that starts: an interpreter that does nothing, `import torch`, `import accelerate`.
 
-    python benchmarks/startup_bench.py [--json FILE] [--rounds N]
+    python benchmarks/startup_bench.py [--pairs 15] [--pool FILE] [--only torch]
 
-Two virtual environments with the libraries of this one, with and without the start-up files of the package. The
-three cases alternate within each round; a ratio is taken within a round, so that a slow moment hits all of its sides.
+Seconds of the CPU from the start of the process, with `CKPT_SENTRY=1` and `0`. "unset" compares an environment that has
+the start-up files of the package, `CKPT_SENTRY` being unset, with one that has not. See `pairs.py`.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
+import resource
 import shutil
 import statistics
 import subprocess
 import sysconfig
 import tempfile
-import time
 import venv
 from pathlib import Path
 
+import pairs
+
 ROOT = Path(__file__).parent.parent
+WORKS = [
+    pairs.Work("start", ("start",)),
+    pairs.Work("import torch", ("imports", "torch")),
+    pairs.Work("import torch.distributed.checkpoint", ("imports", "torch.distributed.checkpoint")),
+    pairs.Work("import accelerate", ("imports", "accelerate")),
+]
+
+
+def start() -> None:
+    with pairs.measured_from_the_start():
+        pass
+
+
+def imports(module: str) -> None:
+    with pairs.measured_from_the_start():
+        __import__(module)
 
 
 def environment(prefix: Path, start_up: tuple[Path, ...]) -> Path:
@@ -36,60 +52,33 @@ def environment(prefix: Path, start_up: tuple[Path, ...]) -> Path:
     return prefix / "bin" / "python"
 
 
-def seconds(python: Path, **settings: str) -> float:
+def milliseconds(python: Path) -> float:
     """
-    From the start of an interpreter that does nothing to its end.
+    The CPU's time of an interpreter that does nothing.
     """
-    began = time.perf_counter()
-    done = subprocess.run(
-        [python, "-c", "pass"], env={"PATH": os.defpath, **settings}, check=True, stderr=subprocess.PIPE
-    )
-    took = time.perf_counter() - began
-    if done.stderr:
-        raise SystemExit(done.stderr.decode())
-    return took
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([python, "-c", "pass"], env={"PATH": os.defpath}, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return 1_000 * (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 
 
-def spread(values: list[float]) -> dict[str, float]:
-    """
-    Median and quartiles.
-    """
-    low, middle, high = statistics.quantiles(values, n=4)
-    return {"median": middle, "quartile_1": low, "quartile_3": high}
-
-
-def main() -> None:
-    """
-    Measure and print.
-    """
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--json", type=Path, help="write the figures to this file")
-    arguments.add_argument("--rounds", type=int, default=60)
-    options = arguments.parse_args()
+def unset(rounds: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         bare = environment(Path(folder, "bare"), ())
         ready = environment(Path(folder, "ready"), tuple((ROOT / "startup").iterdir()))
-        cases = {"not installed": (bare, {}), "unset": (ready, {}), "CKPT_SENTRY=1": (ready, {"CKPT_SENTRY": "1"})}
-        rounds = [
-            {name: seconds(python, **settings) for name, (python, settings) in cases.items()}
-            for _ in range(options.rounds + 3)
-        ][3:]
-    figures: dict[str, dict[str, dict[str, float]]] = {}
-    for name in cases:
-        figures[name] = {
-            "seconds": spread([one[name] for one in rounds]),
-            "added": spread([one[name] - one["not installed"] for one in rounds]),
-            "ratio": spread([one[name] / one["not installed"] for one in rounds]),
-        }
-        added, ratio = figures[name]["added"], figures[name]["ratio"]
-        print(
-            f"{name:14}  {1000 * figures[name]['seconds']['median']:6.1f} ms   "
-            f"added {1000 * added['median']:+6.2f} ms ({1000 * added['quartile_1']:+.2f} to "
-            f"{1000 * added['quartile_3']:+.2f})   ratio {ratio['median']:.3f} "
-            f"({ratio['quartile_1']:.3f} to {ratio['quartile_3']:.3f})"
-        )
-    if options.json:
-        options.json.write_text(json.dumps({"rounds": options.rounds, "cases": figures}, indent=1) + "\n")
+        added = [milliseconds(ready) - milliseconds(bare) for _ in range(rounds + 3)][3:]
+    low, middle, high = statistics.quantiles(added, n=4)
+    print(f"unset: {middle:+.2f} ms of the CPU ({low:+.2f} to {high:+.2f}), {rounds} pairs")
+
+
+def main() -> None:
+    options = pairs.arguments(__doc__, pairs=15).parse_args()
+    if options.work:
+        pairs.do({"start": start, "imports": imports}, options.work)
+        return
+    pairs.compare(__file__, pairs.chosen(WORKS, options), options)
+    if options.only in "unset" and options.pairs:
+        unset(4 * options.pairs)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,11 @@ nothing, and starts no thread.
 from __future__ import annotations
 
 import _thread
-import gc
 import sys
 from collections import namedtuple
 from types import ModuleType
 
-from ckpt_sentry import guard, patches, postimport
+from ckpt_sentry import guard, patches, pause, postimport
 from ckpt_sentry.patches import Patch
 
 TYPE_CHECKING = False
@@ -272,25 +271,9 @@ def _apply(action: Callable[[ModuleType], object], host: ModuleType, *, late: bo
     """
     first_new = len(_ledger)
     try:
-        _uncollected(action, host)
+        pause.uncollected(action, host)
     finally:
         patches.sweep(_ledger[first_new:], into_classes=late)
-
-
-def _uncollected(action: Callable[[ModuleType], object], host: ModuleType) -> None:
-    """
-    Call the action while the garbage collector rests: what our modules allocate would have it walk all of torch.
-
-    Where other threads run it is left alone: one of them might switch it meanwhile, and that is not to be undone.
-    """
-    rests = gc.isenabled() and not _thread._count()
-    try:
-        if rests:
-            gc.disable()
-        action(host)
-    finally:
-        if rests:
-            gc.enable()
 
 
 def _note(target: str, name: str, state: str, detail: str) -> None:

@@ -21,17 +21,23 @@ import traceback
 from typing import TYPE_CHECKING, Final
 
 from ckpt_sentry import config, identity
-from ckpt_sentry.audit import frames
-from ckpt_sentry.audit.peers import is_loss
 from ckpt_sentry.audit.report import LoadError, LoadReport
 from ckpt_sentry.guard import contained
-from ckpt_sentry.masking import mask_text
-from ckpt_sentry.render.note import sentence
+from ckpt_sentry.later import later
 from ckpt_sentry.telemetry import connection
 from ckpt_sentry.telemetry.events import RankEnded
 
 if TYPE_CHECKING:
+    from ckpt_sentry.audit import frames
+    from ckpt_sentry.audit.peers import is_loss
+    from ckpt_sentry.masking import mask_text
+    from ckpt_sentry.render.note import sentence
     from ckpt_sentry.telemetry.events import Event
+else:
+    frames = later("ckpt_sentry.audit.frames")
+    is_loss = later("ckpt_sentry.audit.peers:is_loss")
+    mask_text = later("ckpt_sentry.masking:mask_text")
+    sentence = later("ckpt_sentry.render.note:sentence")
 
 SECONDS: Final = 0.5
 LONGEST: Final = 2_000

@@ -13,12 +13,16 @@ from typing import TYPE_CHECKING
 
 from ckpt_sentry import config, names, stall
 from ckpt_sentry.guard import contained
-from ckpt_sentry.telemetry import connection, log, otel
+from ckpt_sentry.later import later
+from ckpt_sentry.telemetry import log, otel
 
 if TYPE_CHECKING:
     from ckpt_sentry.speaker import OwnSpeaker
+    from ckpt_sentry.telemetry import connection
     from ckpt_sentry.telemetry.connection import Connection
     from ckpt_sentry.telemetry.events import Event, LoadFailing, LoadFinished
+else:
+    connection = later("ckpt_sentry.telemetry.connection")
 
 GOOD_SECONDS = 0.1
 FAILING_SECONDS = 1.5
@@ -133,6 +137,8 @@ def _settle() -> None:
     """
     At the end of the process: say the good loads that the launcher has not taken in. Nobody has waited for that.
     """
+    if config.settings().socket is None:
+        return
     launcher = connection.opened()
     if launcher is not None and not launcher.taken(GOOD_SECONDS):
         for event in launcher.untaken():

@@ -21,18 +21,23 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
-from ckpt_sentry import identity, names
-from ckpt_sentry.audit import frames
+from ckpt_sentry import config, identity, names
 from ckpt_sentry.dataclasses_ import dataclass
 from ckpt_sentry.guard import contained
-from ckpt_sentry.telemetry import connection
-from ckpt_sentry.telemetry.events import LoadStalled
+from ckpt_sentry.later import later
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
     from types import FrameType
 
+    from ckpt_sentry.audit import frames
     from ckpt_sentry.audit.report import Identity
+    from ckpt_sentry.telemetry import connection
+    from ckpt_sentry.telemetry.events import LoadStalled
+else:
+    frames = later("ckpt_sentry.audit.frames")
+    connection = later("ckpt_sentry.telemetry.connection")
+    LoadStalled = later("ckpt_sentry.telemetry.events:LoadStalled")
 
 MOST_FRAMES: Final = 40
 LONGEST_LINE: Final = 200
@@ -172,7 +177,7 @@ def connect() -> connection.Connection | None:
     """
     The connection to the launcher, if there is one that listens; it then knows this worker, and may ask it.
     """
-    way = connection.connect()
+    way = connection.connect() if config.settings().socket is not None else None
     if way is not None:
         way.introduce(identity.identity(), _answer)
     return way

@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
 import importlib
 import importlib.util
 import logging
 import pickle
 import sys
-import threading
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -420,37 +417,3 @@ def test_a_late_install_in_torch_is_undone_to_the_last_name(installed: Environme
     pytest.importorskip("torch")
     done = installed.command("python", "-c", TORCH)
     assert (done.returncode, done.stdout) == (0, "True ['applied'] [] True\n"), done.stderr
-
-
-@pytest.mark.parametrize("is_enabled", [True, False])
-@pytest.mark.parametrize("fails", [True, False])
-def test_the_collector_rests_while_a_target_is_imported(
-    host: types.ModuleType, *, is_enabled: bool, fails: bool
-) -> None:
-    seen: list[bool] = []
-
-    def action(_: types.ModuleType) -> None:
-        seen.append(gc.isenabled())
-        if fails:
-            raise ValueError
-
-    threads = threading.active_count()
-    (gc.enable if is_enabled else gc.disable)()
-    try:
-        with contextlib.suppress(ValueError):
-            hooks._uncollected(action, host)
-        assert (seen, gc.isenabled()) == ([is_enabled and threads > 1], is_enabled)
-    finally:
-        gc.enable()
-
-
-def test_the_collector_is_left_alone_beside_other_threads(host: types.ModuleType) -> None:
-    done, seen = threading.Event(), []
-    other = threading.Thread(target=done.wait)
-    other.start()
-    try:
-        hooks._uncollected(lambda _: seen.append(gc.isenabled()), host)
-    finally:
-        done.set()
-        other.join()
-    assert seen == [gc.isenabled()] == [True]

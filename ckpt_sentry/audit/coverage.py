@@ -16,8 +16,6 @@ from ckpt_sentry.audit.inventory import Entry, Inventory
 from ckpt_sentry.audit.report import Coverage
 from ckpt_sentry.dataclasses_ import dataclass
 
-FULL: Final = Coverage(1.0, 1.0)
-
 _SHOWN_BLOCKS: Final = 200
 _REPEATED: Final = 2
 _NUMBER = re.compile(r"(?:^|(?<=\.))[0-9]+(?=\.|$)")

@@ -5,17 +5,35 @@ Everything that names, shapes and dtypes tell about a load, in one call for the 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from ckpt_sentry.audit import findings
-from ckpt_sentry.audit.coverage import FULL, coverage, losses, matcher, utilisation
 from ckpt_sentry.audit.diff import Diff, Pair, diff
-from ckpt_sentry.audit.fold import LIMIT_BYTES, bounded, folds, key_list
+from ckpt_sentry.audit.fold import LIMIT_BYTES
 from ckpt_sentry.audit.inventory import Inventory
-from ckpt_sentry.audit.optimizer import Diagnosis, diagnose, is_optimizers
-from ckpt_sentry.audit.rename import Inference, infer
-from ckpt_sentry.audit.report import NO_KEYS, Coverage, DtypeCast, Finding, KeyList, Rename, Shape, ShapeMismatch
+from ckpt_sentry.audit.report import FULL, NO_KEYS, Coverage, DtypeCast, Finding, KeyList, Rename, Shape, ShapeMismatch
 from ckpt_sentry.dataclasses_ import dataclass, field, replace
+from ckpt_sentry.later import later
+
+if TYPE_CHECKING:
+    from ckpt_sentry.audit import findings
+    from ckpt_sentry.audit.coverage import coverage, losses, matcher, utilisation
+    from ckpt_sentry.audit.fold import bounded, folds, key_list
+    from ckpt_sentry.audit.optimizer import Diagnosis, diagnose, is_optimizers
+    from ckpt_sentry.audit.rename import Inference, infer
+else:
+    Diagnosis = later("ckpt_sentry.audit.optimizer:Diagnosis")
+    diagnose = later("ckpt_sentry.audit.optimizer:diagnose")
+    is_optimizers = later("ckpt_sentry.audit.optimizer:is_optimizers")
+    findings = later("ckpt_sentry.audit.findings")
+    Inference = later("ckpt_sentry.audit.rename:Inference")
+    infer = later("ckpt_sentry.audit.rename:infer")
+    coverage = later("ckpt_sentry.audit.coverage:coverage")
+    losses = later("ckpt_sentry.audit.coverage:losses")
+    matcher = later("ckpt_sentry.audit.coverage:matcher")
+    utilisation = later("ckpt_sentry.audit.coverage:utilisation")
+    bounded = later("ckpt_sentry.audit.fold:bounded")
+    folds = later("ckpt_sentry.audit.fold:folds")
+    key_list = later("ckpt_sentry.audit.fold:key_list")
 
 _Folded = TypeVar("_Folded", ShapeMismatch, DtypeCast)
 _NOTHING_READ: Final[Mapping[str, float]] = {}

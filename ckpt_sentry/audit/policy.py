@@ -6,11 +6,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
-from ckpt_sentry.audit.coverage import matcher
 from ckpt_sentry.audit.report import Coverage
 from ckpt_sentry.dataclasses_ import dataclass
+from ckpt_sentry.later import later
+
+if TYPE_CHECKING:
+    from ckpt_sentry.audit.coverage import matcher
+else:
+    matcher = later("ckpt_sentry.audit.coverage:matcher")
 
 Mode = Literal["off", "on", "observe", "strict"]
 Reason = Literal["nothing", "too_little", "partial", "wrong_values"]

@@ -8,12 +8,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from ckpt_sentry.audit.findings import counted, listing, verb
-from ckpt_sentry.audit.fold import folds
 from ckpt_sentry.audit.inventory import Entry, Inventory
 from ckpt_sentry.audit.report import Finding
+from ckpt_sentry.later import later
+
+if TYPE_CHECKING:
+    from ckpt_sentry.audit.findings import counted, listing, verb
+    from ckpt_sentry.audit.fold import folds
+else:
+    counted = later("ckpt_sentry.audit.findings:counted")
+    listing = later("ckpt_sentry.audit.findings:listing")
+    verb = later("ckpt_sentry.audit.findings:verb")
+    folds = later("ckpt_sentry.audit.fold:folds")
 
 _BESIDE: Final = re.compile(
     r"(?P<weight>.+\.weight)(?:"

@@ -7,7 +7,7 @@ hold plain data only and survive `codec.dump` and `codec.restore` unchanged.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from ckpt_sentry.dataclasses_ import dataclass, replace
 
@@ -101,6 +101,9 @@ class Coverage:
     @property
     def judged(self) -> float:
         return min(self.keys, self.elements)
+
+
+FULL: Final = Coverage(1.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,24 +13,45 @@ import os
 import stat
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ckpt_sentry.audit.ranks import compact
 from ckpt_sentry.audit.report import Finding
-from ckpt_sentry.checkpoints import dcp_files, dcp_metadata, dcp_shards, neighbours, safetensors, sniff
-from ckpt_sentry.checkpoints.dcp_error import (
-    all_errors,
-    asked_for,
-    chosen_reader,
-    not_unpickled,
-    planning,
-    suspects,
-    unreadable,
-)
-from ckpt_sentry.checkpoints.dcp_metadata import DcpMetadata
-from ckpt_sentry.checkpoints.dcp_shards import in_short, load_instead, permission_finding
+from ckpt_sentry.checkpoints import dcp_files, neighbours
 from ckpt_sentry.checkpoints.errors import HeaderError, plural
 from ckpt_sentry.checkpoints.paths import shown_path
-from ckpt_sentry.checkpoints.unpickle import UnreadablePickle
+from ckpt_sentry.later import later
+
+if TYPE_CHECKING:
+    from ckpt_sentry.checkpoints import dcp_metadata, dcp_shards, safetensors, sniff, unpickle
+    from ckpt_sentry.checkpoints.dcp_error import (
+        all_errors,
+        asked_for,
+        chosen_reader,
+        not_unpickled,
+        planning,
+        suspects,
+        unreadable,
+    )
+    from ckpt_sentry.checkpoints.dcp_metadata import DcpMetadata
+    from ckpt_sentry.checkpoints.dcp_shards import in_short, load_instead, permission_finding
+else:
+    all_errors = later("ckpt_sentry.checkpoints.dcp_error:all_errors")
+    asked_for = later("ckpt_sentry.checkpoints.dcp_error:asked_for")
+    chosen_reader = later("ckpt_sentry.checkpoints.dcp_error:chosen_reader")
+    not_unpickled = later("ckpt_sentry.checkpoints.dcp_error:not_unpickled")
+    planning = later("ckpt_sentry.checkpoints.dcp_error:planning")
+    suspects = later("ckpt_sentry.checkpoints.dcp_error:suspects")
+    unreadable = later("ckpt_sentry.checkpoints.dcp_error:unreadable")
+    safetensors = later("ckpt_sentry.checkpoints.safetensors")
+    in_short = later("ckpt_sentry.checkpoints.dcp_shards:in_short")
+    load_instead = later("ckpt_sentry.checkpoints.dcp_shards:load_instead")
+    permission_finding = later("ckpt_sentry.checkpoints.dcp_shards:permission_finding")
+    dcp_shards = later("ckpt_sentry.checkpoints.dcp_shards")
+    sniff = later("ckpt_sentry.checkpoints.sniff")
+    unpickle = later("ckpt_sentry.checkpoints.unpickle")
+    DcpMetadata = later("ckpt_sentry.checkpoints.dcp_metadata:DcpMetadata")
+    dcp_metadata = later("ckpt_sentry.checkpoints.dcp_metadata")
 
 _SHOWN = 3
 _CHECK = "check the path, and that its file system is mounted on this host"
@@ -333,7 +354,7 @@ def _read(path: str, rank: int | None) -> tuple[DcpMetadata | None, Finding | st
         return None, permission_finding(dcp_files.refused(file))
     except OSError as failure:
         return None, _storage_error(file, failure)
-    except UnreadablePickle as failure:
+    except unpickle.UnreadablePickle as failure:
         size = os.path.getsize(file) if os.path.isfile(file) else 0
         text = f"{shown_path(file)} {failure.reason} ({size:,} bytes)"
         return None, Finding("metadata_unreadable", "error", text, load_instead(path))

@@ -11,11 +11,17 @@ import os
 import stat
 import time
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from ckpt_sentry.checkpoints.dcp_metadata import DcpMetadata, by_number
 from ckpt_sentry.dataclasses_ import dataclass
 from ckpt_sentry.guard import let_through
+from ckpt_sentry.later import later
+
+if TYPE_CHECKING:
+    from ckpt_sentry.checkpoints.dcp_metadata import DcpMetadata, by_number
+else:
+    DcpMetadata = later("ckpt_sentry.checkpoints.dcp_metadata:DcpMetadata")
+    by_number = later("ckpt_sentry.checkpoints.dcp_metadata:by_number")
 
 MAX_LISTED: Final = 10_000
 MAX_STATS: Final = 4096

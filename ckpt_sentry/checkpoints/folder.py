@@ -11,17 +11,24 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from ckpt_sentry.audit.escape import shown
 from ckpt_sentry.audit.inventory import Entry, Inventory
 from ckpt_sentry.audit.report import Finding
-from ckpt_sentry.checkpoints import index as index_
-from ckpt_sentry.checkpoints import sniff, state_file
+from ckpt_sentry.checkpoints import state_file
 from ckpt_sentry.checkpoints.elements import Sampler, Slot, can_sample
 from ckpt_sentry.checkpoints.errors import HeaderError
 from ckpt_sentry.checkpoints.state_file import StateFile
 from ckpt_sentry.dataclasses_ import dataclass, field, replace
+from ckpt_sentry.later import later
+
+if TYPE_CHECKING:
+    from ckpt_sentry.checkpoints import index as index_
+    from ckpt_sentry.checkpoints import sniff
+else:
+    index_ = later("ckpt_sentry.checkpoints.index")
+    sniff = later("ckpt_sentry.checkpoints.sniff")
 
 BIN: Final = "pytorch_model.bin"
 SAFETENSORS: Final = "model.safetensors"

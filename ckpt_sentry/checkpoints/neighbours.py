@@ -7,13 +7,18 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from ckpt_sentry.checkpoints import dcp_metadata
 from ckpt_sentry.checkpoints.dcp_files import absolute, examine, listing, needed_sizes
-from ckpt_sentry.checkpoints.dcp_metadata import FILE_NAME
 from ckpt_sentry.checkpoints.step import step_in_name
-from ckpt_sentry.checkpoints.unpickle import UnreadablePickle
 from ckpt_sentry.guard import let_through
+from ckpt_sentry.later import later
+
+if TYPE_CHECKING:
+    from ckpt_sentry.checkpoints import dcp_metadata, unpickle
+else:
+    unpickle = later("ckpt_sentry.checkpoints.unpickle")
+    dcp_metadata = later("ckpt_sentry.checkpoints.dcp_metadata")
 
 _MAX_COMPARED = 500
 _MAX_TRIED = 20
@@ -64,7 +69,7 @@ def first_whole(parent: str, names: Iterable[str]) -> str | None:
     """
     The first of some folders in `parent` that is a checkpoint without gaps; few are tried.
     """
-    tried = [name for name in names if os.path.isfile(os.path.join(parent, name, FILE_NAME))][:_MAX_TRIED]
+    tried = [name for name in names if os.path.isfile(os.path.join(parent, name, dcp_metadata.FILE_NAME))][:_MAX_TRIED]
     return next((name for name in tried if is_whole(os.path.join(parent, name))), None)
 
 
@@ -74,10 +79,10 @@ def is_whole(path: str) -> bool:
     that it would take long to read is taken at its word.
     """
     try:
-        if os.path.getsize(os.path.join(path, FILE_NAME)) > _MAX_METADATA:
+        if os.path.getsize(os.path.join(path, dcp_metadata.FILE_NAME)) > _MAX_METADATA:
             return True
         needed = needed_sizes(dcp_metadata.read(path))
-    except (OSError, UnreadablePickle) as failure:
+    except (OSError, unpickle.UnreadablePickle) as failure:
         let_through(failure)
         return False
     shards = examine(path, needed, listing(path))
@@ -97,7 +102,11 @@ def newer_unfinished(path: str) -> str | None:
     if (step_in_name(newest) or 0) <= step:
         return None
     inside = listing(os.path.join(parent, newest), _MAX_COMPARED)
-    if inside is None or FILE_NAME in inside.files or not any(map(dcp_metadata.SHARD_NAME.match, inside.files)):
+    if (
+        inside is None
+        or dcp_metadata.FILE_NAME in inside.files
+        or not any(map(dcp_metadata.SHARD_NAME.match, inside.files))
+    ):
         return None
     return newest
 
@@ -109,4 +118,4 @@ def finished_below(path: str, folders: Iterable[str]) -> tuple[str, ...]:
     names = list(folders)
     steps = steps_among(names)
     order = [*steps, *sorted(set(names) - set(steps))][:_MAX_TRIED]
-    return tuple(name for name in order if os.path.isfile(os.path.join(path, name, FILE_NAME)))
+    return tuple(name for name in order if os.path.isfile(os.path.join(path, name, dcp_metadata.FILE_NAME)))

@@ -6,15 +6,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from ckpt_sentry.audit.escape import shown
-from ckpt_sentry.audit.fold import key_list
 from ckpt_sentry.audit.inventory import Inventory
 from ckpt_sentry.audit.report import Finding
-from ckpt_sentry.checkpoints import pickle_, safetensors, sniff
+from ckpt_sentry.checkpoints import safetensors
 from ckpt_sentry.checkpoints.elements import Slot
 from ckpt_sentry.checkpoints.errors import HeaderError, plural
 from ckpt_sentry.dataclasses_ import dataclass, field
+from ckpt_sentry.later import later
+
+if TYPE_CHECKING:
+    from ckpt_sentry.audit.fold import key_list
+    from ckpt_sentry.checkpoints import pickle_, sniff
+else:
+    pickle_ = later("ckpt_sentry.checkpoints.pickle_")
+    sniff = later("ckpt_sentry.checkpoints.sniff")
+    key_list = later("ckpt_sentry.audit.fold:key_list")
 
 
 @dataclass(frozen=True, slots=True)

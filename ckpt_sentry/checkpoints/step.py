@@ -14,12 +14,20 @@ import os
 import re
 import zipfile
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ckpt_sentry.checkpoints import unpickle
-from ckpt_sentry.checkpoints.dcp_metadata import DcpMetadata, Stored
 from ckpt_sentry.checkpoints.regular import regular
 from ckpt_sentry.guard import let_through
+from ckpt_sentry.later import later
+
+if TYPE_CHECKING:
+    from ckpt_sentry.checkpoints import unpickle
+    from ckpt_sentry.checkpoints.dcp_metadata import DcpMetadata, Stored
+else:
+    DcpMetadata = later("ckpt_sentry.checkpoints.dcp_metadata:DcpMetadata")
+    Stored = later("ckpt_sentry.checkpoints.dcp_metadata:Stored")
+    unpickle = later("ckpt_sentry.checkpoints.unpickle")
 
 MAX_STEP: Final = 10**12
 _MAX_LEVELS: Final = 4
@@ -209,7 +217,7 @@ def _number(archive: zipfile.ZipFile) -> object:
                 return _Storage(signed, size, archive.read(members[f"data/{key}"]), byteorder)
         return None
 
-    value = unpickle.load(archive.read(members["data.pkl"]), _NUMBERS, persistent=storage).value
+    value = unpickle.load(archive.read(members["data.pkl"]), _numbers(), persistent=storage).value
     return value if type(value) is int else None
 
 
@@ -223,12 +231,17 @@ def _first_integer(storage: object, offset: object = 0, *_rest: object) -> objec
     return int.from_bytes(piece, "little" if storage.byteorder == "little" else "big", signed=storage.signed)
 
 
-_NUMBERS: Final[unpickle.Allowed] = {
-    ("torch", "LongStorage"): (True, 8),
-    ("torch", "IntStorage"): (True, 4),
-    ("torch", "ShortStorage"): (True, 2),
-    ("torch", "CharStorage"): (True, 1),
-    ("torch", "ByteStorage"): (False, 1),
-    ("torch._utils", "_rebuild_tensor_v2"): _first_integer,
-    ("collections", "OrderedDict"): unpickle.mapping,
-}
+@cache
+def _numbers() -> unpickle.Allowed:
+    """
+    What a file of a few whole numbers is made of.
+    """
+    return {
+        ("torch", "LongStorage"): (True, 8),
+        ("torch", "IntStorage"): (True, 4),
+        ("torch", "ShortStorage"): (True, 2),
+        ("torch", "CharStorage"): (True, 1),
+        ("torch", "ByteStorage"): (False, 1),
+        ("torch._utils", "_rebuild_tensor_v2"): _first_integer,
+        ("collections", "OrderedDict"): unpickle.mapping,
+    }

@@ -5,15 +5,21 @@ The rows of keys below a finding: folded names, shapes side by side, types befor
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ckpt_sentry.audit.escape import LONGEST, cut
 from ckpt_sentry.audit.report import KeyList, LoadReport
 from ckpt_sentry.collector.aggregate import RankFinding
+from ckpt_sentry.later import later
 from ckpt_sentry.render import words
-from ckpt_sentry.render.folded import size as folded_size
 from ckpt_sentry.render.page import Page
-from ckpt_sentry.render.stack import first_line
+
+if TYPE_CHECKING:
+    from ckpt_sentry.render.folded import size as folded_size
+    from ckpt_sentry.render.stack import first_line
+else:
+    first_line = later("ckpt_sentry.render.stack:first_line")
+    folded_size = later("ckpt_sentry.render.folded:size")
 
 _LONGEST_FOLD: Final = 1_000
 """Characters of folded names; records may hold any."""

@@ -8,18 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import itemgetter
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from ckpt_sentry.audit import raised, ranks
-from ckpt_sentry.audit.findings import SHOWN
-from ckpt_sentry.audit.optimizer import is_optimizers
+from ckpt_sentry.audit import ranks
 from ckpt_sentry.audit.report import Coverage, LoadReport
 from ckpt_sentry.collector.aggregate import Aggregate, RankFinding
 from ckpt_sentry.collector.summary import LEVELS, doing
-from ckpt_sentry.render import head, stack, words
+from ckpt_sentry.later import later
+from ckpt_sentry.render import head, words
 from ckpt_sentry.render.head import NOT_COMPARED
 from ckpt_sentry.render.keys import SOME_ROWS, brief, details, headline, keys_of, mismatches
 from ckpt_sentry.render.page import UNICODE, Glyphs, Line, Page, Style, plain
+
+if TYPE_CHECKING:
+    from ckpt_sentry.audit import findings, raised
+    from ckpt_sentry.audit.optimizer import is_optimizers
+    from ckpt_sentry.render import stack
+else:
+    is_optimizers = later("ckpt_sentry.audit.optimizer:is_optimizers")
+    raised = later("ckpt_sentry.audit.raised")
+    stack = later("ckpt_sentry.render.stack")
+    findings = later("ckpt_sentry.audit.findings")
 
 __all__ = ["block", "full", "line", "plain"]
 
@@ -175,7 +184,7 @@ def _said_whole(one: Aggregate, found: list[RankFinding]) -> frozenset[str]:
     if "no_overlap" not in said or not one.unexpected.count:
         return frozenset()
     lists = (("missing_keys", one.missing), ("unexpected_keys", one.unexpected))
-    return frozenset(code for code, keys in lists if 0 < len(keys.keys) <= SHOWN and not keys.omitted)
+    return frozenset(code for code, keys in lists if 0 < len(keys.keys) <= findings.SHOWN and not keys.omitted)
 
 
 def _checkpoint(page: Page, one: Aggregate) -> None:

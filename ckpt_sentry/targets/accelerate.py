@@ -19,20 +19,26 @@ import functools
 import os
 from typing import TYPE_CHECKING, Any, Final
 
-from ckpt_sentry import config, hooks, loads, unify
+from ckpt_sentry import config, hooks, loads
 from ckpt_sentry.errors import LowCoverageError
 from ckpt_sentry.guard import contained
-from ckpt_sentry.targets import accelerate_facts, accelerate_judge, offload
+from ckpt_sentry.later import later
+from ckpt_sentry.targets import accelerate_facts, accelerate_judge
 from ckpt_sentry.targets.watch import watching
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
+    from ckpt_sentry import unify
     from ckpt_sentry.audit.report import PhaseName
     from ckpt_sentry.hooks import Patch
     from ckpt_sentry.loads import Load
+    from ckpt_sentry.targets import offload
     from ckpt_sentry.targets.accelerate_facts import Call
+else:
+    offload = later("ckpt_sentry.targets.offload")
+    unify = later("ckpt_sentry.unify")
 
 TARGET = "accelerate"
 READ: Final = "read"

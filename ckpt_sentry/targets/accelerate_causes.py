@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING, Final
 from ckpt_sentry.audit import quantized
 from ckpt_sentry.audit.escape import shown
 from ckpt_sentry.audit.report import Finding
-from ckpt_sentry.targets import model_state, module_facts, transformers_hints
+from ckpt_sentry.later import later
+from ckpt_sentry.targets import model_state, module_facts
 
 if TYPE_CHECKING:
     from ckpt_sentry.audit.examine import Examination
+    from ckpt_sentry.targets import transformers_hints
     from ckpt_sentry.targets.accelerate_facts import Call
+else:
+    transformers_hints = later("ckpt_sentry.targets.transformers_hints")
 
 HOOKS: Final = "load_hooks_skipped"
 _SHOWN: Final = 3

@@ -16,17 +16,23 @@ from weakref import WeakKeyDictionary
 
 from ckpt_sentry import config
 from ckpt_sentry.audit.examine import Examination, examine
-from ckpt_sentry.audit.findings import anew, renaming
 from ckpt_sentry.audit.inventory import Entry, Inventory
 from ckpt_sentry.audit.policy import allowing
 from ckpt_sentry.audit.report import CheckpointSummary, Finding, ModelSummary
 from ckpt_sentry.checkpoints.folder import Choice, choose
 from ckpt_sentry.checkpoints.step import find_step
 from ckpt_sentry.dataclasses_ import dataclass, field, replace
-from ckpt_sentry.targets import accelerate_causes, device_map, model_state, offload, proof, transformers_hints
+from ckpt_sentry.later import later
+from ckpt_sentry.targets import accelerate_causes, device_map, model_state, proof, transformers_hints
 
 if TYPE_CHECKING:
+    from ckpt_sentry.audit.findings import anew, renaming
     from ckpt_sentry.loads import Load
+    from ckpt_sentry.targets import offload
+else:
+    anew = later("ckpt_sentry.audit.findings:anew")
+    renaming = later("ckpt_sentry.audit.findings:renaming")
+    offload = later("ckpt_sentry.targets.offload")
 
 NOTE: Final = "accelerate"
 """Under which a load remembers its `Call`."""

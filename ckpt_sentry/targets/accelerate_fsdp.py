@@ -12,21 +12,35 @@ import os
 from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry import config, hooks, loads
-from ckpt_sentry.audit.examine import examine
-from ckpt_sentry.checkpoints import state_file
-from ckpt_sentry.checkpoints.step import find_step
 from ckpt_sentry.dataclasses_ import replace
 from ckpt_sentry.errors import LowCoverageError
 from ckpt_sentry.guard import contained
-from ckpt_sentry.targets import accelerate_facts, accelerate_judge, accelerate_text, dcp_errors, model_state
-from ckpt_sentry.targets.module_facts import checkpoint_summary, model_summary
+from ckpt_sentry.later import later
 from ckpt_sentry.targets.watch import watching
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import ModuleType
 
+    from ckpt_sentry.audit.examine import examine
+    from ckpt_sentry.checkpoints import state_file
+    from ckpt_sentry.checkpoints.step import find_step
     from ckpt_sentry.loads import Load
+    from ckpt_sentry.masking import mask
+    from ckpt_sentry.targets import accelerate_facts, accelerate_judge, accelerate_text, dcp_errors, model_state
+    from ckpt_sentry.targets.module_facts import checkpoint_summary, model_summary
+else:
+    examine = later("ckpt_sentry.audit.examine:examine")
+    state_file = later("ckpt_sentry.checkpoints.state_file")
+    accelerate_facts = later("ckpt_sentry.targets.accelerate_facts")
+    accelerate_judge = later("ckpt_sentry.targets.accelerate_judge")
+    accelerate_text = later("ckpt_sentry.targets.accelerate_text")
+    dcp_errors = later("ckpt_sentry.targets.dcp_errors")
+    model_state = later("ckpt_sentry.targets.model_state")
+    checkpoint_summary = later("ckpt_sentry.targets.module_facts:checkpoint_summary")
+    model_summary = later("ckpt_sentry.targets.module_facts:model_summary")
+    find_step = later("ckpt_sentry.checkpoints.step:find_step")
+    mask = later("ckpt_sentry.masking:mask")
 
 TARGET = "accelerate"
 _NOTE: Final = "fsdp"

@@ -14,22 +14,30 @@ import torch
 
 from ckpt_sentry import config
 from ckpt_sentry.audit.escape import shown
-from ckpt_sentry.audit.findings import counted
-from ckpt_sentry.audit.findings import keys as count_keys
-from ckpt_sentry.audit.fold import key_list
 from ckpt_sentry.audit.policy import Policy
 from ckpt_sentry.audit.report import Finding, Proof
 from ckpt_sentry.audit.verdict import verdict
 from ckpt_sentry.checkpoints.paths import shown_path
 from ckpt_sentry.dataclasses_ import replace
 from ckpt_sentry.errors import LowCoverageError
-from ckpt_sentry.render.note import note
-from ckpt_sentry.targets import accelerate_facts, accelerate_proof, accelerate_text, device_map
+from ckpt_sentry.later import later
+from ckpt_sentry.targets import accelerate_facts, accelerate_proof, device_map
 from ckpt_sentry.targets.exceptions import INTERRUPTS, attach, describe
 
 if TYPE_CHECKING:
+    from ckpt_sentry.audit.findings import counted
+    from ckpt_sentry.audit.findings import keys as count_keys
+    from ckpt_sentry.audit.fold import key_list
     from ckpt_sentry.loads import Load
+    from ckpt_sentry.render.note import note
+    from ckpt_sentry.targets import accelerate_text
     from ckpt_sentry.targets.accelerate_facts import Call
+else:
+    counted = later("ckpt_sentry.audit.findings:counted")
+    count_keys = later("ckpt_sentry.audit.findings:keys")
+    key_list = later("ckpt_sentry.audit.fold:key_list")
+    note = later("ckpt_sentry.render.note:note")
+    accelerate_text = later("ckpt_sentry.targets.accelerate_text")
 
 _SHOWN: Final = 3
 _ABOUT_META: Final = ("meta tensor", "meta device", "Default process group has not been initialized")

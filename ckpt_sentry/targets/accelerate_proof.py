@@ -7,20 +7,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ckpt_sentry import config
-from ckpt_sentry.audit.fold import key_list
 from ckpt_sentry.audit.report import Finding, Proof
 from ckpt_sentry.checkpoints.elements import Slot
 from ckpt_sentry.checkpoints.paths import shown_path
 from ckpt_sentry.dataclasses_ import replace
-from ckpt_sentry.targets import accelerate_facts, device_map, model_state, module_facts, offload, proof
-from ckpt_sentry.targets.accelerate_text import tensors
+from ckpt_sentry.later import later
+from ckpt_sentry.targets import accelerate_facts, device_map, model_state, module_facts, proof
 from ckpt_sentry.targets.proof import Claim, Held, Holder, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
+    from ckpt_sentry.audit.fold import key_list
+    from ckpt_sentry.checkpoints import index as index_
     from ckpt_sentry.loads import Load
+    from ckpt_sentry.targets import offload
     from ckpt_sentry.targets.accelerate_facts import Call
+    from ckpt_sentry.targets.accelerate_text import tensors
+else:
+    index_ = later("ckpt_sentry.checkpoints.index")
+    key_list = later("ckpt_sentry.audit.fold:key_list")
+    tensors = later("ckpt_sentry.targets.accelerate_text:tensors")
+    offload = later("ckpt_sentry.targets.offload")
 
 _SHOWN: Final = 3
 

@@ -21,29 +21,46 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry import config, hooks, loads
-from ckpt_sentry.audit.examine import Examination, examine
-from ckpt_sentry.audit.findings import percent
-from ckpt_sentry.audit.inventory import Inventory
-from ckpt_sentry.audit.policy import Policy
 from ckpt_sentry.audit.report import CheckpointSummary, Coverage, Finding, ModelSummary, PhaseName
 from ckpt_sentry.audit.verdict import verdict
-from ckpt_sentry.checkpoints import sniff, state_file
-from ckpt_sentry.checkpoints.step import find_step
 from ckpt_sentry.dataclasses_ import dataclass, field, replace
 from ckpt_sentry.errors import LowCoverageError
 from ckpt_sentry.guard import contained
-from ckpt_sentry.render.note import note
-from ckpt_sentry.targets import accelerate_facts, accelerate_text, accelerator_files
-from ckpt_sentry.targets.accelerator_files import Wanted
+from ckpt_sentry.later import later
 from ckpt_sentry.targets.exceptions import INTERRUPTS, attach, describe
 from ckpt_sentry.targets.watch import watching
 
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from ckpt_sentry.audit.examine import Examination, examine
+    from ckpt_sentry.audit.findings import percent
+    from ckpt_sentry.audit.inventory import Inventory
+    from ckpt_sentry.audit.policy import Policy
+    from ckpt_sentry.checkpoints import sniff, state_file
+    from ckpt_sentry.checkpoints.step import find_step
     from ckpt_sentry.hooks import Patch
     from ckpt_sentry.loads import Load
+    from ckpt_sentry.masking import mask
+    from ckpt_sentry.render.note import note
+    from ckpt_sentry.targets import accelerate_facts, accelerate_text, accelerator_files
+    from ckpt_sentry.targets.accelerator_files import Wanted
     from ckpt_sentry.targets.module_calls import Call
+else:
+    Examination = later("ckpt_sentry.audit.examine:Examination")
+    examine = later("ckpt_sentry.audit.examine:examine")
+    percent = later("ckpt_sentry.audit.findings:percent")
+    Policy = later("ckpt_sentry.audit.policy:Policy")
+    sniff = later("ckpt_sentry.checkpoints.sniff")
+    state_file = later("ckpt_sentry.checkpoints.state_file")
+    note = later("ckpt_sentry.render.note:note")
+    accelerate_facts = later("ckpt_sentry.targets.accelerate_facts")
+    accelerate_text = later("ckpt_sentry.targets.accelerate_text")
+    Wanted = later("ckpt_sentry.targets.accelerator_files:Wanted")
+    accelerator_files = later("ckpt_sentry.targets.accelerator_files")
+    find_step = later("ckpt_sentry.checkpoints.step:find_step")
+    Inventory = later("ckpt_sentry.audit.inventory:Inventory")
+    mask = later("ckpt_sentry.masking:mask")
 
 TARGET = "accelerator_state"
 ENTRY_POINT: Final = "Accelerator.load_state"
@@ -194,7 +211,7 @@ def _enter(load: Load, original: Callable[..., Any], args: tuple[Any, ...], kwar
     state: _State | None = load.notes.get(NOTE)
     if state is None:
         return
-    from ckpt_sentry.targets.module_calls import OBSERVER
+    from ckpt_sentry.targets.module import OBSERVER
 
     given = inspect.signature(original).bind(*args, **kwargs)
     given.apply_defaults()

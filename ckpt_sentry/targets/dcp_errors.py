@@ -11,21 +11,33 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ckpt_sentry import config
-from ckpt_sentry.audit import peers, raised
-from ckpt_sentry.audit.findings import percent
-from ckpt_sentry.audit.policy import Policy
 from ckpt_sentry.audit.report import Finding, LoadError, LoadReport, Verdict
 from ckpt_sentry.audit.verdict import verdict
-from ckpt_sentry.checkpoints import dcp as files
 from ckpt_sentry.checkpoints.paths import shown_path
 from ckpt_sentry.dataclasses_ import replace
 from ckpt_sentry.errors import LowCoverageError
-from ckpt_sentry.render.note import note
-from ckpt_sentry.targets import dcp_facts, dcp_keys
+from ckpt_sentry.later import later
+from ckpt_sentry.targets import dcp_facts
 from ckpt_sentry.targets.exceptions import INTERRUPTS, attach, describe, tell
 
 if TYPE_CHECKING:
+    from ckpt_sentry.audit import peers, raised
+    from ckpt_sentry.audit.findings import percent
+    from ckpt_sentry.audit.policy import Policy
+    from ckpt_sentry.checkpoints import dcp as files
+    from ckpt_sentry.checkpoints import neighbours
     from ckpt_sentry.loads import Load
+    from ckpt_sentry.render.note import note
+    from ckpt_sentry.targets import dcp_keys
+else:
+    files = later("ckpt_sentry.checkpoints.dcp")
+    neighbours = later("ckpt_sentry.checkpoints.neighbours")
+    percent = later("ckpt_sentry.audit.findings:percent")
+    peers = later("ckpt_sentry.audit.peers")
+    Policy = later("ckpt_sentry.audit.policy:Policy")
+    raised = later("ckpt_sentry.audit.raised")
+    note = later("ckpt_sentry.render.note:note")
+    dcp_keys = later("ckpt_sentry.targets.dcp_keys")
 
 _PARTIAL = "dcp.load(…, planner=DefaultLoadPlanner(allow_partial_load=True))"
 _NOT_COMPARED = Finding("not_compared", "info", "what was loaded could not be compared with what was asked for")
@@ -80,7 +92,8 @@ def _returned(load: Load) -> None:
     The load came back: look at what it left behind, and refuse that where the settings say so.
     """
     dcp_facts.look_after(load)
-    if path := load.notes.get("path"):
+    path = load.notes.get("path")
+    if path and neighbours.newer_unfinished(path) is not None:
         load.facts = load.facts.with_findings(files.newer_unfinished(path))
     if load.facts.coverage is None and not any(one.code == _NOT_COMPARED.code for one in load.facts.findings):
         load.facts = load.facts.with_findings([_NOT_COMPARED])

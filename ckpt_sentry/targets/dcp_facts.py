@@ -12,25 +12,37 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from ckpt_sentry import config
-from ckpt_sentry.audit.coverage import FULL
 from ckpt_sentry.audit.inventory import Entry, Inventory
-from ckpt_sentry.audit.report import CheckpointSummary, ModelSummary
+from ckpt_sentry.audit.report import FULL, CheckpointSummary, ModelSummary
 from ckpt_sentry.checkpoints.step import find_step, peek_step
 from ckpt_sentry.dataclasses_ import replace
-from ckpt_sentry.targets import dcp_keys, dcp_optimizer, dcp_planning, dcp_revision, dcp_stock, dcp_values
-from ckpt_sentry.targets.dcp_entries import checkpoint_entries, checkpoint_entry, flattened, model_entries, totals
-from ckpt_sentry.targets.dcp_evidence import Before
+from ckpt_sentry.later import later
+from ckpt_sentry.targets import dcp_planning, dcp_stock, dcp_values
 from ckpt_sentry.targets.dcp_reads import items_of, reads
 from ckpt_sentry.targets.dcp_step import Step
 from ckpt_sentry.targets.dcp_stock import changes_plans, is_stock, is_torchs, shows_plan
-from ckpt_sentry.targets.dcp_stored import Stored
 from ckpt_sentry.targets.dcp_whole import whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from ckpt_sentry.loads import Load
+    from ckpt_sentry.targets import dcp_keys, dcp_optimizer, dcp_revision
+    from ckpt_sentry.targets.dcp_entries import checkpoint_entries, checkpoint_entry, flattened, model_entries, totals
+    from ckpt_sentry.targets.dcp_evidence import Before
+    from ckpt_sentry.targets.dcp_stored import Stored
     from ckpt_sentry.targets.dcp_whole import Whole
+else:
+    dcp_revision = later("ckpt_sentry.targets.dcp_revision")
+    Before = later("ckpt_sentry.targets.dcp_evidence:Before")
+    Stored = later("ckpt_sentry.targets.dcp_stored:Stored")
+    checkpoint_entries = later("ckpt_sentry.targets.dcp_entries:checkpoint_entries")
+    checkpoint_entry = later("ckpt_sentry.targets.dcp_entries:checkpoint_entry")
+    flattened = later("ckpt_sentry.targets.dcp_entries:flattened")
+    model_entries = later("ckpt_sentry.targets.dcp_entries:model_entries")
+    totals = later("ckpt_sentry.targets.dcp_entries:totals")
+    dcp_keys = later("ckpt_sentry.targets.dcp_keys")
+    dcp_optimizer = later("ckpt_sentry.targets.dcp_optimizer")
 
 MOST_STORAGE_ITEMS = 200_000
 """Above this many stored chunks (a checkpoint of thousands of ranks) files are not counted: it would cost seconds."""
@@ -171,7 +183,7 @@ def note_plan(load: Load, plan: Any) -> None:
     load.notes |= {"untouched": (), "nothing": False, "items": len(items_of(plan) or ())}
     load.notes |= {"wanted": wanted, "sides": None}
     look = load.notes.pop("look", None)
-    load.notes["asked"] = by_name = dcp_keys.asked_by_name(planner, metadata)
+    load.notes["asked"] = by_name = dcp_keys.asked_by_name(planner, metadata) if getattr(planner, "keys", None) else ()
     load.notes["partial"] |= bool(by_name)
     seen = dcp_planning.seen(look, wanted, plan, step) or whole(wanted, metadata.state_dict_metadata, plan)
     if seen is None or by_name:

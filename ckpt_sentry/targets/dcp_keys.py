@@ -12,20 +12,31 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry.audit.escape import shown
-from ckpt_sentry.audit.findings import RENAME, anew, keys, listing, verb
-from ckpt_sentry.audit.fold import folds
 from ckpt_sentry.audit.report import Finding
-from ckpt_sentry.checkpoints.dcp_metadata import DcpMetadata, Stored
 from ckpt_sentry.checkpoints.step import STEP_KEYS
 from ckpt_sentry.dataclasses_ import replace
+from ckpt_sentry.later import later
 from ckpt_sentry.targets.dcp_stock import is_torchs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from collections.abc import Set as AbstractSet
 
+    from ckpt_sentry.audit import findings as findings_
     from ckpt_sentry.audit.examine import Examination
+    from ckpt_sentry.audit.findings import anew, keys, listing, verb
+    from ckpt_sentry.audit.fold import folds
     from ckpt_sentry.audit.inventory import Entry
+    from ckpt_sentry.checkpoints.dcp_metadata import DcpMetadata, Stored
+else:
+    findings_ = later("ckpt_sentry.audit.findings")
+    anew = later("ckpt_sentry.audit.findings:anew")
+    keys = later("ckpt_sentry.audit.findings:keys")
+    listing = later("ckpt_sentry.audit.findings:listing")
+    verb = later("ckpt_sentry.audit.findings:verb")
+    folds = later("ckpt_sentry.audit.fold:folds")
+    DcpMetadata = later("ckpt_sentry.checkpoints.dcp_metadata:DcpMetadata")
+    Stored = later("ckpt_sentry.checkpoints.dcp_metadata:Stored")
 
 _EXPLAINED_BY_RENAME: Final = frozenset({"missing_keys", "no_overlap", "block_lost", "kind_lost"})
 _RENAME: Final = "Ask for them under the names that they have in the checkpoint, and rename them back after the load."
@@ -68,7 +79,9 @@ def advised(found: Iterable[Finding]) -> tuple[Finding, ...]:
     rename or to compare.
     """
     return tuple(
-        replace(one, next=_RENAME if one.next == RENAME else _RENAME_IN_DOUBT) if one.code == "renamed_keys" else one
+        replace(one, next=_RENAME if one.next == findings_.RENAME else _RENAME_IN_DOUBT)
+        if one.code == "renamed_keys"
+        else one
         for one in found
     )
 

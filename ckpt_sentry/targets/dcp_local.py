@@ -11,14 +11,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry import hooks, loads
-from ckpt_sentry.checkpoints import dcp as files
 from ckpt_sentry.guard import around, contained
+from ckpt_sentry.later import later
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
+    from ckpt_sentry.checkpoints import dcp as files
     from ckpt_sentry.loads import Load
+else:
+    files = later("ckpt_sentry.checkpoints.dcp")
 
 TARGET = "dcp"
 BARRIER: Final = "barrier"

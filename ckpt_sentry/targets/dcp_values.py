@@ -12,14 +12,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from ckpt_sentry.audit.findings import counted, verb
-from ckpt_sentry.audit.fold import key_list
 from ckpt_sentry.audit.report import Finding
 from ckpt_sentry.guard import let_through
+from ckpt_sentry.later import later
 from ckpt_sentry.targets.tensors import PLAIN, local_parts, quietly
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
+
+    from ckpt_sentry.audit.findings import counted, verb
+    from ckpt_sentry.audit.fold import key_list
+else:
+    counted = later("ckpt_sentry.audit.findings:counted")
+    verb = later("ckpt_sentry.audit.findings:verb")
+    key_list = later("ckpt_sentry.audit.fold:key_list")
 
 WHOLE: Final = 4_096
 """Elements up to which a tensor is looked at as a whole."""

@@ -7,11 +7,16 @@ For all targets; imports nothing of the host.
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ckpt_sentry.audit.generators import readable
 from ckpt_sentry.audit.report import LoadError
+from ckpt_sentry.later import later
 from ckpt_sentry.masking import mask_text
+
+if TYPE_CHECKING:
+    from ckpt_sentry.audit.generators import readable
+else:
+    readable = later("ckpt_sentry.audit.generators:readable")
 
 TEXT = "_ckpt_sentry_text"
 """Attribute of an exception: its text without generators, made where its frames were."""

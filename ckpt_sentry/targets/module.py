@@ -14,8 +14,9 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ckpt_sentry import hooks, outlets
+from ckpt_sentry import hooks, loads, outlets
 from ckpt_sentry.guard import around, contained
+from ckpt_sentry.pause import uncollected
 from ckpt_sentry.wrapping_importlib_bootstrap import repeating
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from ckpt_sentry.patches import Wrap
 
 TARGET = "module"
+OBSERVER: Final = "module_observer"
+"""The note of a load whose target wants to hear of each module filled within it: `Callable[[Call], object]`."""
 
 
 class Entry(NamedTuple):
@@ -89,48 +92,56 @@ def instrument_safetensors(module: ModuleType) -> None:
 
 def prepare(_module: ModuleType) -> None:
     """
-    Import what watches the calls, now that torch is whole: the first load shall not wait for it.
+    Import what every load needs, now that torch is whole: the first one shall not wait for it.
     """
-    _calls()
     outlets.prepare()
 
 
 @contained("module.calls")
-@functools.cache
 def _calls() -> Any:
     """
-    What watches the calls. When this module is imported, torch itself is but half there.
+    What watches the calls; None where this one is a part of another load that does not ask for it.
     """
-    from ckpt_sentry.targets import module_calls
+    load = loads.current()
+    return _module_calls() if load is None or OBSERVER in load.notes else None
 
-    return module_calls
+
+@functools.cache
+def _module_calls() -> Any:
+    def found() -> Any:
+        # When this module is imported, torch itself is but half there.
+        from ckpt_sentry.targets import module_calls
+
+        return module_calls
+
+    return uncollected(found)
 
 
 def _wrapper(entry: Entry) -> Wrap:
     """
     Watch a function that fills a module, and call it a second time where the agent may, and can, mend the keys.
     """
-    find = _calls
+    find, found = _calls, _module_calls
 
     def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         calls = find()
         return None if calls is None else calls.enter(entry, args, kwargs)
 
     def end(call: Any, result: Any, error: BaseException | None) -> bool:
-        ended: bool = find().end(call, result, error)
+        ended: bool = found().end(call, result, error)
         return ended
 
     return repeating(begin, end)
 
 
 def _file_loader() -> Wrap:
-    find = _calls
+    find, found = _calls, _module_calls
 
     def enter(_: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         calls = find()
         return None if calls is None else calls.enter_file(args, kwargs)
 
     def leave(file: Any, error: BaseException | None) -> None:
-        find().end_file(file, error)
+        found().end_file(file, error)
 
     return around(enter, leave)

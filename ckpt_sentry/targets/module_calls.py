@@ -12,30 +12,27 @@ from typing import TYPE_CHECKING, Any, Final
 from torch import Tensor, distributed
 
 from ckpt_sentry import config, loads
-from ckpt_sentry.audit.findings import keys
 from ckpt_sentry.audit.report import Finding
 from ckpt_sentry.dataclasses_ import dataclass, field
 from ckpt_sentry.guard import contained
-from ckpt_sentry.targets import (
-    model_state,
-    module_facts,
-    module_judge,
-    module_parts,
-    module_report,
-    provenance,
-    torch_load,
-)
-from ckpt_sentry.targets.module import FILE
+from ckpt_sentry.later import later
+from ckpt_sentry.targets import model_state, module_facts, module_report, provenance
+from ckpt_sentry.targets.module import FILE, OBSERVER
 from ckpt_sentry.targets.module_judge import Lists, Offer
-from ckpt_sentry.unify import Unified, align
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from ckpt_sentry import unify
+    from ckpt_sentry.audit.findings import keys
+    from ckpt_sentry.targets import module_judge, module_parts, torch_load
     from ckpt_sentry.targets.module import Entry
-
-OBSERVER: Final = "module_observer"
-"""The note of a load whose target wants to hear of each module filled within it: `Callable[[Call], object]`."""
+else:
+    keys = later("ckpt_sentry.audit.findings:keys")
+    unify = later("ckpt_sentry.unify")
+    module_judge = later("ckpt_sentry.targets.module_judge")
+    module_parts = later("ckpt_sentry.targets.module_parts")
+    torch_load = later("ckpt_sentry.targets.torch_load")
 
 _TORCH_TEXT: Final = "Error(s) in loading state_dict for"
 _MISSING_TEXT: Final = "Missing key: "
@@ -119,7 +116,8 @@ def enter(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call |
     module, state_dict = (given.get(name) for name in entry.parameters[:2])
     if module is None or not isinstance(state_dict, Mapping | Tensor):
         return None
-    if isinstance(state_dict, Unified):
+    # Nothing else than a dict is looked at twice: most are, and `unify` is much.
+    if not isinstance(state_dict, dict) and isinstance(state_dict, unify.Unified):
         state_dict = state_dict.state_dict
     if entry.fills_gaps and not _is_by_name(state_dict):
         return None
@@ -289,7 +287,7 @@ def _mended(call: Call, lists: Lists) -> bool:
     if call.aligned is not None or not lists.missing or not lists.unexpected:
         return False
     found = module_judge.judged(call.module, call.state_dict, lists, None)
-    unified = align(call.state_dict, found.examination, settings.min_coverage)
+    unified = unify.align(call.state_dict, found.examination, settings.min_coverage)
     if unified is None:
         return False
     call.state_dict = unified.state_dict

@@ -15,20 +15,30 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from ckpt_sentry import config
-from ckpt_sentry.audit.coverage import FULL, coverage
 from ckpt_sentry.audit.escape import shown
-from ckpt_sentry.audit.examine import Examination, examine
-from ckpt_sentry.audit.findings import anew, renaming, verb
-from ckpt_sentry.audit.findings import keys as count_keys
-from ckpt_sentry.audit.fold import key_list
 from ckpt_sentry.audit.inventory import Entry, Inventory
-from ckpt_sentry.audit.report import CheckpointSummary, Facts, Finding, ModelSummary
+from ckpt_sentry.audit.report import FULL, CheckpointSummary, Facts, Finding, ModelSummary
 from ckpt_sentry.checkpoints.step import find_step
 from ckpt_sentry.dataclasses_ import replace
+from ckpt_sentry.later import later
 from ckpt_sentry.targets import model_state, module_facts, provenance, transformers_hints
 
 if TYPE_CHECKING:
+    from ckpt_sentry.audit.coverage import coverage
+    from ckpt_sentry.audit.examine import Examination, examine
+    from ckpt_sentry.audit.findings import anew, renaming, verb
+    from ckpt_sentry.audit.findings import keys as count_keys
+    from ckpt_sentry.audit.fold import key_list
     from ckpt_sentry.audit.report import Level
+else:
+    verb = later("ckpt_sentry.audit.findings:verb")
+    count_keys = later("ckpt_sentry.audit.findings:keys")
+    Examination = later("ckpt_sentry.audit.examine:Examination")
+    examine = later("ckpt_sentry.audit.examine:examine")
+    anew = later("ckpt_sentry.audit.findings:anew")
+    renaming = later("ckpt_sentry.audit.findings:renaming")
+    key_list = later("ckpt_sentry.audit.fold:key_list")
+    coverage = later("ckpt_sentry.audit.coverage:coverage")
 
 _NO_ENTRY = Entry(None, None)
 _SHOWN_BYTES = 200

@@ -16,21 +16,19 @@ from ckpt_sentry.audit.report import Facts, Finding, LoadReport
 from ckpt_sentry.audit.verdict import verdict
 from ckpt_sentry.dataclasses_ import replace
 from ckpt_sentry.errors import LowCoverageError
-from ckpt_sentry.render.note import note
-from ckpt_sentry.targets import (
-    accelerate_text,
-    model_state,
-    module_facts,
-    module_judge,
-    module_own,
-    module_parts,
-    provenance,
-)
+from ckpt_sentry.later import later
+from ckpt_sentry.targets import model_state, module_facts, module_judge, module_parts, provenance
 from ckpt_sentry.targets.exceptions import INTERRUPTS, attach, describe
 
 if TYPE_CHECKING:
+    from ckpt_sentry.render.note import note
+    from ckpt_sentry.targets import accelerate_text, module_own
     from ckpt_sentry.targets.module_calls import Call
     from ckpt_sentry.targets.module_judge import Lists
+else:
+    accelerate_text = later("ckpt_sentry.targets.accelerate_text")
+    note = later("ckpt_sentry.render.note:note")
+    module_own = later("ckpt_sentry.targets.module_own")
 
 MOST_KINDS: Final = 64
 """Kinds of good loads that are recorded in one process, and as many of others."""

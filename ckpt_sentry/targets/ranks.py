@@ -11,15 +11,24 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from ckpt_sentry import config, hooks, identity, lastwords, stall
-from ckpt_sentry.audit.report import Identity
+from ckpt_sentry import config, hooks, identity
 from ckpt_sentry.guard import around, contained
-from ckpt_sentry.targets.torchrun_workers import signal_name
-from ckpt_sentry.telemetry.events import RankEnded
+from ckpt_sentry.later import later
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
+
+    from ckpt_sentry import lastwords, stall
+    from ckpt_sentry.audit.report import Identity
+    from ckpt_sentry.targets.torchrun_workers import signal_name
+    from ckpt_sentry.telemetry.events import RankEnded
+else:
+    lastwords = later("ckpt_sentry.lastwords")
+    stall = later("ckpt_sentry.stall")
+    signal_name = later("ckpt_sentry.targets.torchrun_workers:signal_name")
+    RankEnded = later("ckpt_sentry.telemetry.events:RankEnded")
+    Identity = later("ckpt_sentry.audit.report:Identity")
 
 TARGET = "ranks"
 
@@ -28,7 +37,8 @@ def instrument_group(module: ModuleType) -> None:
     """
     Patch `torch.distributed.distributed_c10d`.
     """
-    lastwords.listen()
+    if config.settings().socket is not None:
+        lastwords.listen()
     hooks.patch(module, "init_process_group", around(_watched, _grouped), target=TARGET)
 
 

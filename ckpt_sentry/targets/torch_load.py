@@ -11,14 +11,20 @@ import os
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckpt_sentry import hooks, loads
-from ckpt_sentry.checkpoints import sniff
 from ckpt_sentry.guard import contained
-from ckpt_sentry.render.cells import visible
+from ckpt_sentry.later import later
 from ckpt_sentry.targets import provenance
 from ckpt_sentry.wrapping_importlib_bootstrap import reading
+
+if TYPE_CHECKING:
+    from ckpt_sentry.checkpoints import sniff
+    from ckpt_sentry.render.cells import visible
+else:
+    sniff = later("ckpt_sentry.checkpoints.sniff")
+    visible = later("ckpt_sentry.render.cells:visible")
 
 TARGET = "torch_load"
 

@@ -21,14 +21,23 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckpt_sentry import hooks, identity
+from ckpt_sentry import hooks
 from ckpt_sentry.guard import around, contained
-from ckpt_sentry.parent import Parent, Relay, has_parent
-from ckpt_sentry.targets import torchrun_workers
+from ckpt_sentry.later import later
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType, ModuleType
+
+    from ckpt_sentry import identity
+    from ckpt_sentry.parent import Parent, Relay, has_parent
+    from ckpt_sentry.targets import torchrun_workers
+else:
+    Parent = later("ckpt_sentry.parent:Parent")
+    Relay = later("ckpt_sentry.parent:Relay")
+    has_parent = later("ckpt_sentry.parent:has_parent")
+    torchrun_workers = later("ckpt_sentry.targets.torchrun_workers")
+    identity = later("ckpt_sentry.identity")
 
 TARGET = "torchrun"
 NO_RUN_ID = ("", "none")

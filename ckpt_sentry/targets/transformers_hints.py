@@ -13,16 +13,26 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry.audit.escape import shown
-from ckpt_sentry.audit.examine import Examination
-from ckpt_sentry.audit.findings import anew, counted, listing, verb
-from ckpt_sentry.audit.fold import folds
 from ckpt_sentry.audit.report import Finding
 from ckpt_sentry.checkpoints.paths import shown_path
 from ckpt_sentry.dataclasses_ import replace
-from ckpt_sentry.targets import transformers_names
+from ckpt_sentry.later import later
 
 if TYPE_CHECKING:
     import torch
+
+    from ckpt_sentry.audit.examine import Examination
+    from ckpt_sentry.audit.findings import anew, counted, listing, verb
+    from ckpt_sentry.audit.fold import folds
+    from ckpt_sentry.targets import transformers_names
+else:
+    Examination = later("ckpt_sentry.audit.examine:Examination")
+    anew = later("ckpt_sentry.audit.findings:anew")
+    counted = later("ckpt_sentry.audit.findings:counted")
+    listing = later("ckpt_sentry.audit.findings:listing")
+    verb = later("ckpt_sentry.audit.findings:verb")
+    folds = later("ckpt_sentry.audit.fold:folds")
+    transformers_names = later("ckpt_sentry.targets.transformers_names")
 
 PUBLISHED: Final = "published_layout"
 TIED: Final = "tied_keys_missing"

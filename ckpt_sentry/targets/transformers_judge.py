@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry import config, loads
 from ckpt_sentry.audit.examine import examine
-from ckpt_sentry.audit.findings import anew, renaming
-from ckpt_sentry.audit.fold import folds, key_list
 from ckpt_sentry.audit.inventory import Entry, Inventory
 from ckpt_sentry.audit.policy import Policy
 from ckpt_sentry.audit.report import CheckpointSummary, Finding, Proof
@@ -21,23 +19,28 @@ from ckpt_sentry.checkpoints import folder, state_file
 from ckpt_sentry.checkpoints.step import find_step
 from ckpt_sentry.dataclasses_ import replace
 from ckpt_sentry.errors import LowCoverageError
-from ckpt_sentry.render.note import note
-from ckpt_sentry.targets import (
-    accelerate_text,
-    module_facts,
-    proof,
-    transformers_buffers,
-    transformers_files,
-    transformers_names,
-)
+from ckpt_sentry.later import later
+from ckpt_sentry.targets import module_facts, proof, transformers_files, transformers_names
 from ckpt_sentry.targets.exceptions import INTERRUPTS, attach, describe
-from ckpt_sentry.targets.module_report import SOMETHING
 
 if TYPE_CHECKING:
+    from ckpt_sentry.audit.findings import anew, renaming
+    from ckpt_sentry.audit.fold import folds, key_list
     from ckpt_sentry.checkpoints.elements import Slot
     from ckpt_sentry.checkpoints.state_file import StateFile
     from ckpt_sentry.loads import Load
+    from ckpt_sentry.render.note import note
+    from ckpt_sentry.targets import accelerate_text, module_report, transformers_buffers
     from ckpt_sentry.targets.transformers_names import Source
+else:
+    transformers_buffers = later("ckpt_sentry.targets.transformers_buffers")
+    note = later("ckpt_sentry.render.note:note")
+    accelerate_text = later("ckpt_sentry.targets.accelerate_text")
+    anew = later("ckpt_sentry.audit.findings:anew")
+    renaming = later("ckpt_sentry.audit.findings:renaming")
+    folds = later("ckpt_sentry.audit.fold:folds")
+    key_list = later("ckpt_sentry.audit.fold:key_list")
+    module_report = later("ckpt_sentry.targets.module_report")
 
 _NO_ENTRY: Final = Entry(None, None)
 _ABSENCES: Final = frozenset({"shape_mismatch", "block_lost", "kind_lost"})
@@ -128,7 +131,7 @@ def conclude(load: Load, error: BaseException | None) -> None:
         return
     settings, facts = config.settings(), load.facts
     strict = settings.mode == "strict"
-    minimum = 1.0 if strict else SOMETHING
+    minimum = 1.0 if strict else module_report.SOMETHING
     rules = Policy(mode=settings.mode, minimum=minimum)
     text = None
     if rules.refusal(facts.coverage) is not None:
