@@ -4,8 +4,8 @@ The `dataclass` of this package: to type checkers that of the standard library, 
 The standard one writes the source of six methods for each class and has it compiled, about a millisecond a class:
 with seventy classes that was half of what the agent added to `import torch`. The classes made here share one set of
 methods, which go by the names of the fields. What is understood is what this package uses: `frozen`, `slots` (always),
-`eq`, `kw_only`, `field(default_factory=…)`, `ClassVar` and inheritance. `dataclasses.fields`, `replace`, `asdict` and
-`is_dataclass` take these classes too.
+`eq`, `kw_only`, `field` with a default, a factory, `compare` and `repr`, `ClassVar` and inheritance.
+`dataclasses.fields`, `replace`, `asdict` and `is_dataclass` take these classes too.
 """
 
 from __future__ import annotations
@@ -27,13 +27,16 @@ _set = object.__setattr__
 
 class Part(NamedTuple):
     """
-    One field. Where it has to be given, `default` is `MISSING` and `make` None.
+    One field. Where it has to be given, `default` is `MISSING` and `make` None. `compared` and `shown` are `compare`
+    and `repr` of `dataclasses.field`.
     """
 
     name: str
     default: Any
     make: Callable[[], Any] | None
     positional: bool
+    compared: bool = True
+    shown: bool = True
 
 
 def parts(cls: Any) -> tuple[Part, ...]:
@@ -84,7 +87,7 @@ def _made(cls: Any, *, frozen: bool = False, slots: bool = False, eq: bool = Tru
     body |= {
         "__slots__": own,
         "__parts__": tuple(known.values()),
-        "__values__": attrgetter(*known),
+        "__values__": attrgetter(*(part.name for part in known.values() if part.compared)),
         "__match_args__": tuple(part.name for part in known.values() if part.positional),
         "__dataclass_fields__": _FIELDS,
         "__signature__": _SIGNATURE,
@@ -98,7 +101,7 @@ def _made(cls: Any, *, frozen: bool = False, slots: bool = False, eq: bool = Tru
 def _part(name: str, given: Any, *, positional: bool) -> Part:
     if isinstance(given, dataclasses.Field):
         make = None if given.default_factory is MISSING else given.default_factory
-        return Part(name, given.default, make, positional)
+        return Part(name, given.default, make, positional, compared=given.compare, shown=given.repr)
     return Part(name, given, None, positional)
 
 
@@ -108,7 +111,7 @@ def _init(self: Any, /, *args: Any, **given: Any) -> None:
         if len(names) < len(args) or not given.keys().isdisjoint(names):
             raise TypeError(f"{type(self).__name__} got too many arguments")
         given.update(zip(names, args, strict=True))
-    for name, default, make, _ in self.__parts__:
+    for name, default, make, *_ in self.__parts__:
         if name in given:
             _set(self, name, given.pop(name))
         elif make is not None:
@@ -122,7 +125,7 @@ def _init(self: Any, /, *args: Any, **given: Any) -> None:
 
 
 def _repr(self: Any) -> str:
-    fields = ", ".join(f"{part.name}={getattr(self, part.name)!r}" for part in self.__parts__)
+    fields = ", ".join(f"{part.name}={getattr(self, part.name)!r}" for part in self.__parts__ if part.shown)
     return f"{type(self).__qualname__}({fields})"
 
 
@@ -168,7 +171,7 @@ class _Signature:
                 default=inspect.Parameter.empty if default is MISSING and make is None else default,
                 annotation=hints[name],
             )
-            for name, default, make, positional in cls.__parts__
+            for name, default, make, positional, *_ in cls.__parts__
         ]
         return inspect.Signature(sorted(found, key=lambda one: one.kind))
 
@@ -181,7 +184,7 @@ class _Fields:
     def __get__(self, obj: object, cls: Any) -> dict[str, dataclasses.Field[Any]]:
         options = [
             (name, object, field(default=default) if make is None else field(default_factory=make))
-            for name, default, make, _ in cls.__parts__
+            for name, default, make, *_ in cls.__parts__
         ]
         made: Any = dataclasses.make_dataclass(cls.__name__, options, kw_only=True)
         fields: dict[str, dataclasses.Field[Any]] = made.__dataclass_fields__

@@ -117,6 +117,20 @@ def test_identity_where_that_is_asked_for() -> None:
     assert len({one, other}) == 2
 
 
+def test_a_field_may_be_left_out_of_comparison_and_of_its_text() -> None:
+    @dataclass(frozen=True, slots=True)
+    class File:
+        name: str
+        size: int = 0
+        error: list[str] = field(default_factory=list, compare=False, repr=False)
+
+    one, other = File("a", 1, ["x"]), File("a", 1)
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one != File("a", 2)
+    assert repr(one).endswith("File(name='a', size=1)")
+
+
 def test_inheritance_class_variables_and_keywords() -> None:
     derived = Derived(a=1)
     assert (derived.a, derived.b, derived.c, derived.kind, Base(a=1).b) == (1, 5, "c", "base", 1)
