@@ -14,8 +14,10 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+from ckpt_sentry import LowCoverageError
 from ckpt_sentry.targets.dcp_step import Step
 from tests.targets.agents import Agent, codes, hooked
+from tests.targets.hosts import compares_sizes
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -175,3 +177,20 @@ def test_one_planner_in_two_threads_is_seen_by_each_load(agent: Agent, tmp_path:
         thread.join(timeout=60)
     assert len(errors) == len(agent.reports()) == 2
     assert all(report.checkpoint.keys == 2 for report in agent.reports())
+
+
+def test_another_shape_is_said_whether_torch_raises_or_copies_what_fits(agent: Agent, tmp_path: Path) -> None:
+    path, wanted = saved(tmp_path), {"a": torch.zeros(6), "b": torch.zeros(2)}
+    if compares_sizes():
+        with pytest.raises(dcp.CheckpointException):
+            dcp.load(wanted, checkpoint_id=path, no_dist=True)
+    else:
+        dcp.load(wanted, checkpoint_id=path, no_dist=True)
+        assert wanted["a"].tolist() == [1, 1, 1, 1, 0, 0]
+    report = agent.last()
+    assert report.verdict == ("failed" if compares_sizes() else "partial")
+    assert [(one.keys, one.model_shape, one.checkpoint_shape) for one in report.mismatched] == [("a", (6,), (4,))]
+    assert "shape_mismatch" in codes(report)
+    agent.mode("strict")
+    with pytest.raises(dcp.CheckpointException if compares_sizes() else LowCoverageError):
+        dcp.load(wanted, checkpoint_id=path, no_dist=True)
