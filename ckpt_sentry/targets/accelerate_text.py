@@ -79,6 +79,7 @@ def _text(  # noqa: PLR0913 - the parts of one sentence
     *,
     would: bool,
 ) -> str:
+    # Without the names of `missing`, the findings alone know what would let the gap pass.
     coverage = facts.coverage
     came = "would load" if would else "came in"
     part = "" if coverage is None else f": {_coverage(coverage)} {came}, the minimum is {percent(minimum)}"
@@ -96,6 +97,8 @@ def _text(  # noqa: PLR0913 - the parts of one sentence
     lines += [_line("next", step) for step in _steps(facts.findings)]
     if _is_gap(facts) and (globs := policy.allowing(missing, wanted.entries)):
         lines.append(_line("wanted?", f"if this gap is wanted: CKPT_SENTRY_ALLOW_MISSING='{','.join(globs)}'"))
+    elif _is_gap(facts) and not missing:
+        lines += [_line("wanted?", one.next) for one in facts.findings if one.next and is_anew(one)][:1]
     return "\n".join(lines)
 
 

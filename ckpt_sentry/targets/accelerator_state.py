@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from ckpt_sentry.audit.examine import Examination, examine
-    from ckpt_sentry.audit.findings import percent
+    from ckpt_sentry.audit.findings import anew, percent
     from ckpt_sentry.audit.inventory import Inventory
     from ckpt_sentry.audit.policy import Policy
     from ckpt_sentry.checkpoints import sniff, state_file
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 else:
     Examination = later("ckpt_sentry.audit.examine:Examination")
     examine = later("ckpt_sentry.audit.examine:examine")
+    anew = later("ckpt_sentry.audit.findings:anew")
     percent = later("ckpt_sentry.audit.findings:percent")
     Policy = later("ckpt_sentry.audit.policy:Policy")
     sniff = later("ckpt_sentry.checkpoints.sniff")
@@ -79,6 +80,8 @@ _PHASES: Final[Mapping[str, PhaseName]] = {
 _OWN_WAYS: Final = frozenset({"FSDP", "DEEPSPEED", "MEGATRON_LM"})
 """Kinds of distribution for which `load_state` loads models and optimizers by other functions."""
 _NOTHING: Final = Coverage(0.0, 0.0)
+_TYING: Final = "Call model.tie_weights() before accelerator.prepare."
+_LOOSELY: Final = "load_state(…, strict=False)"
 
 
 @dataclass(slots=True)
@@ -291,7 +294,7 @@ def _filled(load: Load, call: Call) -> None:
         if model is not call.module:
             continue
         found = module_judge.judged(call.module, call.state_dict, call.lists)
-        examination = replace(found.examination, findings=accelerate_facts.mending(found.examination))
+        examination = _advised(state, model, found.examination, ())
         known = state.parts.get(number)
         state.parts[number] = _Part(
             label=_label(number),
@@ -352,8 +355,25 @@ def _look(state: _State, number: int, model: Any) -> None:
     wanted = model_state.inventory(model)
     wanted = model_state.without_needless(model, wanted, file.inventory.entries)
     examination = examine(wanted, file.inventory, allow_missing=config.settings().allow_missing)
-    examination = replace(examination, findings=accelerate_facts.mending(examination))
+    supplied = file.inventory.entries.keys() & wanted.entries.keys()
+    examination = _advised(state, model, examination, supplied)
     state.parts[number] = _Part(_label(number), wanted, file.inventory, examination, model_state.has_load_hooks(model))
+
+
+def _advised(state: _State, model: Any, found: Examination, supplied: Collection[str]) -> Examination:
+    """
+    An examination with the steps that help `load_state`: what is allowed to be missing, torch still refuses in a strict
+    load. None where as much is unexpected as is missing: there something is named otherwise.
+    """
+    from ckpt_sentry.targets import transformers_hints
+
+    if not transformers_hints.CODES & {finding.code for finding in found.findings}:
+        found = transformers_hints.hinted(model, found, supplied, None, _TYING)
+    findings, settings = accelerate_facts.mending(found), config.settings()
+    if state.is_strict:
+        way = None if settings.mode == "strict" or found.unexpected.count >= found.missing.count else _LOOSELY
+        findings = anew(findings, way)
+    return replace(found, findings=findings)
 
 
 def _note(load: Load, state: _State) -> None:
@@ -419,8 +439,7 @@ def _judge(load: Load, parts: list[_Part], say: Callable[..., str]) -> None:
         if rules.refusal(part.examination.coverage) is not None:
             name = ENTRY_POINT if len(state.parts) == 1 else f"{ENTRY_POINT} ({part.label})"
             facts = replace(load.facts, findings=_beside(state)).examined(part.examination)
-            missing = part.examination.difference.missing
-            raise LowCoverageError(say(name, facts, part.wanted, missing, settings.required))
+            raise LowCoverageError(say(name, facts, part.wanted, (), settings.required))
 
 
 def _will_align(part: _Part) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import ProjectConfiguration
@@ -110,8 +111,9 @@ def test_too_little_is_refused_but_where_the_caller_asked_for_it(agent: Agent, t
     edited(folder / "model.safetensors", headless)
     job = run()
     before = job.state()
-    with pytest.raises(LowCoverageError, match=r"CKPT_SENTRY_ALLOW_MISSING='head\.\*'"):
+    with pytest.raises(LowCoverageError, match=r"start anew: load_state\(…, strict=False\)\.") as caught:
         job.accelerator.load_state(str(folder))
+    assert "ALLOW_MISSING" not in str(caught.value)
     assert unchanged(before, job.state())
     job.accelerator.load_state(str(folder), strict=False)
     assert (agent.last().verdict, codes(agent.last())) == ("partial", ["missing_keys"])
@@ -427,3 +429,36 @@ def test_keys_of_all_models_are_counted(agent: Agent, tmp_path: Path) -> None:
     folder = saved(tmp_path / "state", (Net, Head))
     run((Net, Head)).accelerator.load_state(str(folder))
     assert (agent.last().model.keys, agent.last().checkpoint.keys) == (12, 12)
+
+
+@pytest.mark.usefixtures("agent")
+def test_no_loose_load_is_proposed_where_as_much_is_unexpected(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "state")
+    edited(folder / "model.safetensors", lambda held: {**headless(held), "scorer.weight": torch.zeros(3)})
+    with pytest.raises(LowCoverageError) as caught:
+        run().accelerator.load_state(str(folder))
+    assert all("strict=False" not in (one.next or "") for one in caught.value.ckpt_sentry.findings)
+    assert "strict=False" not in str(caught.value)
+
+
+def test_weights_are_tied_before_they_are_prepared(agent: Agent, tmp_path: Path) -> None:
+    small = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    config = transformers.LlamaConfig(**small, num_attention_heads=2, tie_word_embeddings=True)
+
+    def job(*, tied: bool) -> Accelerator:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        model = transformers.LlamaForCausalLM(config)
+        model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
+        if tied:
+            model.tie_weights()
+        accelerator = Accelerator(cpu=True)
+        accelerator.prepare(model)
+        return accelerator
+
+    job(tied=True).save_state(str(tmp_path / "state"))
+    with pytest.raises(LowCoverageError, match=r"Call model\.tie_weights\(\) before accelerator\.prepare\.") as caught:
+        job(tied=False).load_state(str(tmp_path / "state"))
+    assert "ALLOW_MISSING" not in str(caught.value)
+    assert "strict=False" not in str(caught.value)
+    job(tied=True).load_state(str(tmp_path / "state"))
+    assert agent.last().verdict == "ok"
