@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from ckpt_sentry.loads import Load
 
 TARGET = "transformers"
+_FINALIZERS = ("_finalize_model_loading", "_finalize_load_state_dict")
+"""The second in 5.0, which returns a new loading info, without what may be missing."""
 
 
 def instrument(module: ModuleType) -> None:
@@ -38,8 +40,9 @@ def instrument(module: ModuleType) -> None:
     """
     model = getattr(module, "PreTrainedModel", None)
     hooks.patch(module, "_get_resolved_checkpoint_files", _resolve, target=TARGET)
-    if hasattr(model, "_finalize_model_loading"):
-        hooks.patch(model, "_finalize_model_loading", _finalize, target=TARGET)
+    finalizer = next((name for name in _FINALIZERS if hasattr(model, name)), None)
+    if finalizer is not None:
+        hooks.patch(model, finalizer, _finalize, target=TARGET)
         hooks.patch(model, "_move_missing_keys_from_meta_to_device", _mover, target=TARGET)
         hooks.patch(model, "load_adapter", _adapter, target=TARGET)
     elif hasattr(model, transformers_v4.SEAM):
@@ -97,12 +100,14 @@ def _finalize(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def finalize(model: Any, load_config: Any, loading_info: Any) -> Any:
+        told = loading_info
         try:
-            return original(model, load_config, loading_info)
+            told = original(model, load_config, loading_info)
+            return told
         finally:
             load = current() if patch.active else None
             if load is not None:
-                note(load, model, load_config, loading_info)
+                note(load, model, load_config, told)
 
     return finalize
 

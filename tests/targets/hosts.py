@@ -33,7 +33,8 @@ def renames() -> bool:
     """
     import transformers
 
-    return hasattr(transformers.PreTrainedModel, "_finalize_model_loading")
+    finalizers = "_finalize_model_loading", "_finalize_load_state_dict"
+    return any(hasattr(transformers.PreTrainedModel, name) for name in finalizers)
 
 
 def dtype_parameter() -> str:
