@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorPr
 from torch.distributed.checkpoint.planner import LoadPlan
 
 from ckpt_sentry import hooks
-from ckpt_sentry.audit.coverage import FULL
+from ckpt_sentry.audit.report import FULL
 from ckpt_sentry.targets import dcp_planning
 from ckpt_sentry.targets.dcp_step import Step
 from ckpt_sentry.targets.dcp_whole import Whole, whole
