@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS: Final = 1.0
 RETRY_SECONDS: Final = 0.01
+SILENT_SECONDS: Final = 0.5
+"""A launcher that has let somebody wait for so long is not waited for again before it has answered."""
 MAX_LINE: Final = 64 * 1024
 """Bytes of a question beyond which the launcher is not one of ours."""
 MOST_UNTAKEN: Final = 256
@@ -62,6 +64,8 @@ class Connection:
         self._news = threading.Condition()
         self._sent = 0
         self._taken = 0
+        self._silent_at: int | None = None
+        """How much the launcher had taken in when it last kept somebody waiting."""
         self._open = True
         self._untaken: deque[tuple[int, Event]] = deque(maxlen=MOST_UNTAKEN)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -117,10 +121,14 @@ class Connection:
 
     def taken(self, seconds: float) -> bool:
         """
-        Whether the launcher has taken in all that was sent; waits for that at most `seconds`.
+        Whether the launcher has taken in all that was sent; waits for that at most `seconds`, and not at all for a
+        launcher that has kept somebody waiting (`SILENT_SECONDS`) and has said nothing since.
         """
         with self._news:
-            self._news.wait_for(self._is_settled, max(0.0, seconds))
+            if self._silent_at == self._taken:
+                seconds = 0.0
+            if not self._news.wait_for(self._is_settled, max(0.0, seconds)) and seconds >= SILENT_SECONDS:
+                self._silent_at = self._taken
         return self._taken >= self._sent
 
     def untaken(self) -> list[Event]:

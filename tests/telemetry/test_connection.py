@@ -135,6 +135,25 @@ def test_a_launcher_that_does_not_read_keeps_nobody() -> None:
         way.close()
 
 
+def test_a_launcher_that_has_kept_somebody_waiting_is_not_waited_for_until_it_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "SILENT_SECONDS", BRIEF)
+    far = LauncherSocket(lambda _: None, lambda _: None)
+    way = Connection(far.path)
+    assert way.send(started(0), WAIT)
+    assert not way.taken(BRIEF)
+    # A second wait of this length would not end here.
+    assert not way.taken(threading.TIMEOUT_MAX)
+    far.start()
+    with way._news:
+        assert way._news.wait_for(way._is_settled, WAIT)
+    assert way.send(failing(0, ERROR), WAIT)
+    assert way.taken(WAIT)
+    far.close()
+    way.close()
+
+
 def test_nobody_at_the_path_is_an_error_at_once(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         Connection(str(tmp_path / "socket"))
