@@ -264,7 +264,9 @@ CATALOGUE: Final[tuple[Code, ...]] = (
         "quantized_state_dropped",
         "values",
         "The checkpoint's weights are quantized: numbers that mean nothing without scales and tables beside them. The "
-        "loader took the numbers for values and left the rest out.",
+        "loader took the numbers for values and left the rest out: each value is wrong by a factor. Dequantize before "
+        "the load, or use the library that quantized.",
+        frozenset({"dtype_cast"}),
     ),
     Code("tied_values_differ", "values", "Tied names have different values in the checkpoint: only one can be loaded."),
     Code("non_finite_values", "values", "NaN was found in floating-point tensors that the load has just brought in."),
@@ -338,6 +340,12 @@ CATALOGUE: Final[tuple[Code, ...]] = (
     # What tells of effects rather than causes.
     Code("low_coverage", "keys", "Less of the model would be loaded than CKPT_SENTRY_MIN_COVERAGE asks for."),
     Code("dtype_cast", "keys", "The tensors are cast to the model's type, as torch does without a word."),
+    Code(
+        "quantized_state_unread",
+        "keys",
+        "The checkpoint has keys with names of scales and tables beside quantized weights, and the model asks for none "
+        "of them. It may have them from elsewhere: this is information.",
+    ),
     Code("unexpected_keys", "keys", "The checkpoint has keys that the model does not ask for. They are left out."),
     Code(
         "not_compared",

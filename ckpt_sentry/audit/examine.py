@@ -15,7 +15,7 @@ from ckpt_sentry.dataclasses_ import dataclass, field, replace
 from ckpt_sentry.later import later
 
 if TYPE_CHECKING:
-    from ckpt_sentry.audit import findings
+    from ckpt_sentry.audit import findings, quantized
     from ckpt_sentry.audit.coverage import coverage, losses, matcher, utilisation
     from ckpt_sentry.audit.fold import bounded, folds, key_list
     from ckpt_sentry.audit.optimizer import Diagnosis, diagnose, is_optimizers
@@ -25,6 +25,7 @@ else:
     diagnose = later("ckpt_sentry.audit.optimizer:diagnose")
     is_optimizers = later("ckpt_sentry.audit.optimizer:is_optimizers")
     findings = later("ckpt_sentry.audit.findings")
+    quantized = later("ckpt_sentry.audit.quantized")
     Inference = later("ckpt_sentry.audit.rename:Inference")
     infer = later("ckpt_sentry.audit.rename:infer")
     coverage = later("ckpt_sentry.audit.coverage:coverage")
@@ -69,6 +70,7 @@ def examine(  # noqa: PLR0913 - two sides, and what is known about the load
     allow_missing: Sequence[str] = (),
     read_fractions: Mapping[str, float] | None = None,
     minimum: float | None = None,
+    packed: Collection[str] = (),
     limit_bytes: int = LIMIT_BYTES,
 ) -> Examination:
     """
@@ -78,8 +80,8 @@ def examine(  # noqa: PLR0913 - two sides, and what is known about the load
     one is named and counted; `difference` has them all. `allow_missing` are globs of keys
     that may stay unloaded. `read_fractions` gives, for the keys where that is known, the part of the elements that is
     really read, in [0, 1]; all other keys are read whole where the shapes agree, and not at all where they do not.
-    Below `minimum`, a coverage in [0, 1], there is a finding `low_coverage`. Each list of keys is bounded by
-    `limit_bytes`.
+    Below `minimum`, a coverage in [0, 1], there is a finding `low_coverage`. `packed` are parameters
+    that a quantizer packs. Each list of keys is bounded by `limit_bytes`.
     """
     raw = diff(model.entries, checkpoint.entries)
     fractions = _NOTHING_READ if read_fractions is None else read_fractions
@@ -109,6 +111,7 @@ def examine(  # noqa: PLR0913 - two sides, and what is known about the load
         is_copied=all(fractions.get(pair.key, 0.0) > 0 for pair in difference.mismatched),
         minimum=minimum,
     )
+    told = (*optimizer.findings, *findings.collect(facts), *_quantized(facts, difference, packed))
     return Examination(
         matched=difference.matched,
         coverage=part,
@@ -119,10 +122,21 @@ def examine(  # noqa: PLR0913 - two sides, and what is known about the load
         casts=_first(facts.casts, limit_bytes),
         retyped=key_list((pair.key for pair in difference.retyped), limit_bytes),
         rename=None if inference is None else inference.rename,
-        findings=findings.ranked((*optimizer.findings, *findings.collect(facts))),
+        findings=findings.ranked(told),
         difference=difference,
         inference=inference,
     )
+
+
+def _quantized(facts: findings.Facts, difference: Diff, packed: Collection[str]) -> Iterator[Finding]:
+    """
+    Say which weights are loaded without the state that a quantizer keeps beside them.
+    """
+    if difference.unexpected:
+        lost = {pair.key for pair in (*difference.mismatched, *difference.retyped)}
+        yield from quantized.findings(
+            quantized.dropped(facts.model, facts.checkpoint, difference.unexpected, packed, lost)
+        )
 
 
 def _without_tied(raw: Diff, model: Inventory) -> Diff:

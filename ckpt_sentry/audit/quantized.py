@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ckpt_sentry.audit.inventory import Entry, Inventory
+from ckpt_sentry.audit.inventory import Inventory
 from ckpt_sentry.audit.report import Finding
 from ckpt_sentry.later import later
 
@@ -24,52 +24,90 @@ else:
     folds = later("ckpt_sentry.audit.fold:folds")
 
 _BESIDE: Final = re.compile(
-    r"(?P<weight>.+\.weight)(?:"
+    r"(?P<weight>.+?)(?:"
     r"\.(?:absmax|quant_map|nested_absmax|nested_quant_map|quant_state\.[^.]+)"  # bitsandbytes, 4 bits
-    r"|_scale|_scale_inv|_zero_point|_global_scale|\._(?:data|scale|zero_point)"  # compressed-tensors, FP8, quanto
+    r"|_(?:scale|scales|scale_inv|scale_2|zero_point|global_scale)"  # compressed-tensors, FP8, MXFP4, NVFP4
+    r"|\._(?:data|scale|zero_point)"  # quanto
     r")"
 )
-_IN_MODULE: Final = re.compile(r"(?P<module>(?:.+\.)?)(?:SCB|weight_format)")  # bitsandbytes, 8 bits
+_IN_MODULE: Final = re.compile(
+    r"(?P<module>(?:.+\.)?)(?:SCB|weight_format"  # bitsandbytes, 8 bits
+    r"|scales?|scale_inv|zeros|zero_points?|qzeros|g_idx)"  # GPTQ, AWQ, and who multiplies in a module of his own
+)
 _CODES: Final = ("int", "uint", "float8", "float4")
+_REAL: Final = ("float", "bfloat")
 
 
-def dropped(wanted: Inventory, offered: Inventory, unexpected: Iterable[str], packed: Collection[str]) -> list[str]:
+class State(NamedTuple):
     """
-    Keys of the checkpoint that nobody reads, though the weight beside them is loaded, and means nothing without.
+    Keys of the checkpoint that belong to a weight which is loaded, and that nobody reads.
+
+    `needed` are those of weights whose numbers mean nothing without: the types show it, or the model packs them. Of the
+    `beside` only the names say so.
+    """
+
+    needed: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+
+
+def dropped(
+    model: Inventory,
+    checkpoint: Inventory,
+    unexpected: Iterable[str],
+    packed: Collection[str] = (),
+    lost: Collection[str] = (),
+) -> State:
+    """
+    Sort out what of the unexpected keys belongs to a weight that is loaded.
 
     Args:
-        packed: the names of parameters that a quantizer packs. Of any other, the checkpoint's numbers are codes where
-            their type is one of codes and the model's is none.
+        packed: the names of parameters that a quantizer packs: they need their tables. The scale of 8 bits is handed
+            on to a weight of a class that takes it (accelerate/utils/modeling.py:2005).
+        lost: keys of both sides that are not loaded all the same, for their shapes.
     """
-    return [
-        key
-        for key in unexpected
-        if (weight := _weight(key)) is not None
-        # The scale of 8 bits is handed on to a weight of a class that takes it (modeling.py:2005).
-        and (
-            (weight in packed and _BESIDE.fullmatch(key))
-            or _is_code(wanted.entries.get(weight), offered.entries.get(weight))
-        )
-    ]
+    needed: list[str] = []
+    beside: list[str] = []
+    for key in unexpected:
+        weight = weight_of(key)
+        if weight is None or weight in lost:
+            continue
+        mine, theirs = model.entries.get(weight), checkpoint.entries.get(weight)
+        if mine is None or theirs is None:
+            continue
+        if weight in packed:
+            if _BESIDE.fullmatch(key):
+                needed.append(key)
+        elif is_code(theirs.dtype):
+            (needed if (mine.dtype or "").startswith(_REAL) and not is_code(mine.dtype) else beside).append(key)
+    return State(tuple(needed), tuple(beside))
 
 
-def findings(keys: Collection[str], offered: Inventory) -> Iterator[Finding]:
+def findings(state: State) -> Iterator[Finding]:
     """
     Say what is dropped, and of how many weights.
     """
-    if not keys:
-        return
-    weights = {weight for key in keys if (weight := _weight(key)) in offered.entries}
-    text = (
-        f"{counted(len(weights), 'weight')} {verb(len(weights), 'is', 'are')} quantized in the checkpoint, and "
-        f"{verb(len(keys), 'its scale is', 'their scales are')} not read: {listing(list(folds(sorted(keys))))}. "
-        f"What came in are codes, not values."
-    )
-    step = "Dequantize the weights before the load, or load them with the library that quantized them."
-    yield Finding("quantized_state_dropped", "error", text, step)
+    if state.needed:
+        count = len({weight_of(key) for key in state.needed})
+        text = (
+            f"{counted(count, 'weight')} {verb(count, 'is', 'are')} quantized in the checkpoint, and "
+            f"{verb(len(state.needed), 'its scale is', 'their scales are')} not read: {_listed(state.needed)}. "
+            f"Without them its numbers are codes, not values."
+        )
+        step = "Dequantize the weights before the load, or load them with the library that quantized them."
+        yield Finding("quantized_state_dropped", "error", text, step)
+    if state.beside:
+        count = len(state.beside)
+        text = (
+            f"{counted(count, 'key')} beside quantized weights {verb(count, 'is', 'are')} not read: "
+            f"{_listed(state.beside)}."
+        )
+        yield Finding("quantized_state_unread", "info", text)
 
 
-def _weight(key: str) -> str | None:
+def weight_of(key: str) -> str | None:
+    """
+    The weight that a key of this name belongs to; None where it has no such name.
+    """
     if (found := _BESIDE.fullmatch(key)) is not None:
         return found["weight"]
     if (found := _IN_MODULE.fullmatch(key)) is not None:
@@ -77,7 +115,12 @@ def _weight(key: str) -> str | None:
     return None
 
 
-def _is_code(wanted: Entry | None, offered: Entry | None) -> bool:
-    if wanted is None or offered is None or wanted.dtype is None or offered.dtype is None:
-        return False
-    return offered.dtype.startswith(_CODES) and not wanted.dtype.startswith(_CODES)
+def is_code(dtype: str | None) -> bool:
+    """
+    Whether numbers of a type are what a quantizer makes of real ones.
+    """
+    return (dtype or "").startswith(_CODES)
+
+
+def _listed(keys: Collection[str]) -> str:
+    return listing(list(folds(sorted(keys))))

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from ckpt_sentry.audit import quantized
 from ckpt_sentry.audit.escape import shown
 from ckpt_sentry.audit.report import Finding
 from ckpt_sentry.later import later
@@ -26,14 +25,10 @@ _SHOWN: Final = 3
 
 def causes(call: Call, found: Examination) -> Iterator[Finding]:
     """
-    Say which parts of the model would rename keys, but are not asked, and which scales of quantized weights are lost.
+    Say which parts of the model would rename keys, but are not asked.
     """
     if found.inference is None and not transformers_hints.CODES & {one.code for one in found.findings}:
         yield from _skipped_hooks(call, found)
-    if found.difference.unexpected:
-        packed = model_state.quantized(call.model)
-        keys = quantized.dropped(call.wanted, call.offered, found.difference.unexpected, packed)
-        yield from quantized.findings(keys, call.offered)
 
 
 def tying(call: Call) -> str:

@@ -146,7 +146,11 @@ def compare(load: Load, call: Call) -> None:
     settings = config.settings()
     before = call.examination.findings if call.examination is not None else ()
     call.examination = found = examine(
-        call.wanted, call.offered, allow_missing=settings.allow_missing, minimum=settings.required
+        call.wanted,
+        call.offered,
+        allow_missing=settings.allow_missing,
+        minimum=settings.required,
+        packed=model_state.quantized(call.model),
     )
     kept = tuple(finding for finding in load.facts.findings if finding not in before)
     supplied = call.offered.entries.keys() & call.wanted.entries.keys()

@@ -24,7 +24,7 @@ from ckpt_sentry.targets.dcp_stock import changes_plans, is_stock, is_torchs, sh
 from ckpt_sentry.targets.dcp_whole import whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from ckpt_sentry.loads import Load
     from ckpt_sentry.targets import dcp_keys, dcp_optimizer, dcp_revision
@@ -247,9 +247,18 @@ def _sides(
     theirs = dcp_revision.by_own_names(plan, model.entries, saved) if is_watched(load) else saved
     if wanted.keys() - model.entries.keys():
         theirs = {key: entry for key, entry in theirs.items() if key in model.entries or key not in wanted}
-    checkpoint = Inventory(theirs)
+    checkpoint = Inventory({key: theirs[key] for key in theirs if key not in _scales(load)})
     fractions, bytes_read = reads(plan, wanted, model, checkpoint)
     return dcp_revision.Sides(model, checkpoint, fractions, metadata.planner_data, bytes_read), saved
+
+
+def _scales(load: Load) -> Collection[str]:
+    """
+    Keys that the reader multiplies with by itself: a model never asks for them (torch 2.13.0, quantized_hf_storage.py).
+    """
+    step = load.notes.get("step")
+    known = getattr(getattr(step, "reader", None), "_weight_scale_mapping", None)
+    return frozenset(known.values()) if isinstance(known, dict) else frozenset()
 
 
 def _note_sides(load: Load, sides: dcp_revision.Sides) -> None:
@@ -262,6 +271,10 @@ def _note_sides(load: Load, sides: dcp_revision.Sides) -> None:
     planned = {key: part for key, part in (sides.fractions or {}).items() if key not in sides.passed_over}
     lacking = dcp_keys.not_read(examination, planned)
     found = replace(examination, findings=dcp_keys.findings(examination, sides.paths))
+    if is_watched(load):
+        # Whoever reads or plans in a way of his own may well know the scales.
+        kept = tuple(one for one in found.findings if one.code != "quantized_state_dropped")
+        found = replace(found, findings=kept)
     load.facts = facts.examined(found).with_findings((*lacking, *filter(None, [unfilled])))
     load.notes["sides"] = sides
     load.notes["said"] = [one for one in load.facts.findings if one not in facts.findings]

@@ -347,7 +347,8 @@ def decisive(found: Judgement, loosely: str | None) -> Facts:
     left = {name for name in lists.missing if name not in said}
     filled = {model.storage(name) for name in model.entries if name not in lists.missing}
     tied = {name for name in left if name in model.entries and model.storage(name) in filled}
-    if loosely is not None and not lists.missing and not facts.mismatched:
+    is_quantized = any(one.code == "quantized_state_dropped" for one in facts.findings)
+    if loosely is not None and not lists.missing and not facts.mismatched and not is_quantized:
         step = f"If they are to stay out: {loosely}."
         facts = replace(
             facts,

@@ -24,6 +24,7 @@ from ckpt_sentry.targets import module_facts, proof, transformers_files, transfo
 from ckpt_sentry.targets.exceptions import INTERRUPTS, attach, describe
 
 if TYPE_CHECKING:
+    from ckpt_sentry.audit import quantized
     from ckpt_sentry.audit.findings import anew, renaming
     from ckpt_sentry.audit.fold import folds, key_list
     from ckpt_sentry.checkpoints.elements import Slot
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from ckpt_sentry.targets import accelerate_text, module_report, transformers_buffers
     from ckpt_sentry.targets.transformers_names import Source
 else:
+    quantized = later("ckpt_sentry.audit.quantized")
     transformers_buffers = later("ckpt_sentry.targets.transformers_buffers")
     note = later("ckpt_sentry.render.note:note")
     accelerate_text = later("ckpt_sentry.targets.accelerate_text")
@@ -87,8 +89,10 @@ def note_info(load: Load, model: Any, load_config: Any, info: Any) -> None:
     mismatched = {key: tuple(shape) for key, shape, _ in info.mismatched_keys}
     missing = set(info.missing_keys) & wanted.entries.keys()
     unexpected = set(info.unexpected_keys)
-    files = _state_files(load) if missing or mismatched else []
+    beside = set() if _is_quantizing(load_config) else set(map(quantized.weight_of, unexpected)) & wanted.entries.keys()
+    files = _state_files(load) if missing or mismatched or beside else []
     saved = {key: entry for file in files for key, entry in file.inventory.entries.items()}
+    own = {key for key in beside if key in saved and saved[key].shape == wanted.entries[key].shape}
     came = {key: saved.get(key, entry) for key, entry in wanted.entries.items() if key not in missing}
     came.update((key, Entry(shape, None)) for key, shape in mismatched.items() if key in came)
     came.update((key, saved.get(key, _NO_ENTRY)) for key in unexpected)
@@ -97,7 +101,7 @@ def note_info(load: Load, model: Any, load_config: Any, info: Any) -> None:
     # What may be missing, and does not count, is no key of the checkpoint's either.
     checkpoint = Inventory({key: came[key] for key in came if key in model_side.entries or key in unexpected})
     examination = examine(
-        model_side, _as_wanted(checkpoint, model_side, mismatched), allow_missing=settings.allow_missing
+        model_side, _as_wanted(checkpoint, model_side, {*mismatched, *own}), allow_missing=settings.allow_missing
     )
     load.facts = replace(
         load.facts,
@@ -220,13 +224,17 @@ def format_of(load: Load) -> str | None:
     return kinds.pop() if len(kinds) == 1 else None
 
 
-def _as_wanted(checkpoint: Inventory, model: Inventory, mismatched: Mapping[str, Any]) -> Inventory:
+def _is_quantizing(load_config: Any) -> bool:
+    return getattr(load_config, "hf_quantizer", None) is not None
+
+
+def _as_wanted(checkpoint: Inventory, model: Inventory, own: Collection[str]) -> Inventory:
     """
     What transformers took for itself it has converted to the model's shape and type: that is no cast of the caller's.
+    `own` are keys whose shape and type are of interest as they are.
     """
     entries = {
-        key: model.entries.get(key, entry) if key not in mismatched else entry
-        for key, entry in checkpoint.entries.items()
+        key: model.entries.get(key, entry) if key not in own else entry for key, entry in checkpoint.entries.items()
     }
     return Inventory(entries)
 
@@ -312,7 +320,7 @@ def _prove(load: Load, model: Any, load_config: Any, lost: Collection[str]) -> N
     Compare values with those of the keys that may have filled them; what is converted on the way is left out.
     """
     depth = config.settings().verify
-    if depth == "off" or getattr(load_config, "hf_quantizer", None) is not None or not load.notes.get("files"):
+    if depth == "off" or _is_quantizing(load_config) or not load.notes.get("files"):
         return
     wanted: Inventory = load.notes["wanted"]
     slots = {key: slot for file in _state_files(load) for key, slot in file.slots.items()}

@@ -137,5 +137,5 @@ def test_codes_without_their_scales_are_wrong_values(
     accelerate.load_checkpoint_in_model(model, tmp_path, device_map=device_map)
     assert (agent.last().verdict, codes(agent.last())) == ("wrong_values", ["quantized_state_dropped"])
     agent.mode("strict")
-    with pytest.raises(LowCoverageError, match="What came in are codes, not values"):
+    with pytest.raises(LowCoverageError, match="its numbers are codes, not values"):
         accelerate.load_checkpoint_in_model(model, tmp_path, device_map=device_map)
