@@ -90,6 +90,8 @@ TARGETS: list[tuple[str, str]] = [
     ("accelerate.checkpointing", "ckpt_sentry.targets.accelerator_state:instrument"),
     ("accelerate.accelerator", "ckpt_sentry.targets.accelerator_state:instrument_accelerator"),
     ("transformers.modeling_utils", "ckpt_sentry.targets.transformers:instrument"),
+    ("transformers.modeling_utils", "ckpt_sentry.targets.transformers_shards:instrument"),
+    ("transformers.trainer_utils", "ckpt_sentry.targets.transformers_shards:instrument"),
     ("torch.distributed.launcher.api", "ckpt_sentry.targets.torchrun:instrument"),
     ("torch.distributed.elastic.multiprocessing.api", "ckpt_sentry.targets.torchrun:instrument_processes"),
     ("torch.distributed.distributed_c10d", "ckpt_sentry.targets.ranks:instrument_group"),
