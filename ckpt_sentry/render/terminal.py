@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, TextIO
 
 from ckpt_sentry.collector.aggregate import Aggregate
+from ckpt_sentry.guard import let_through
 from ckpt_sentry.render import text
 from ckpt_sentry.render.page import ASCII, UNICODE, Glyphs, Line
 
@@ -73,7 +74,8 @@ def write(lines: Sequence[Line], stream: TextIO | None) -> bool:
         encoding = getattr(stream, "encoding", None) or "utf-8"
         stream.write(whole.encode(encoding, "backslashreplace").decode(encoding))
         stream.flush()
-    except (OSError, ValueError, LookupError, AttributeError):
+    except (OSError, ValueError, LookupError, AttributeError) as error:
+        let_through(error)
         return False
     return True
 
@@ -97,8 +99,10 @@ def width(stream: TextIO | None, environ: Mapping[str, str] = os.environ) -> int
         if (columns := int(environ.get("COLUMNS", "0"))) > 0:
             return columns
     if stream is not None and _is_terminal(stream):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
+        try:
             return min(os.get_terminal_size(stream.fileno()).columns or _DEFAULT_CELLS, _MAX_CELLS)
+        except (OSError, ValueError, AttributeError) as error:
+            let_through(error)
     return _DEFAULT_CELLS
 
 
@@ -117,7 +121,8 @@ def glyphs_for(stream: TextIO | None) -> Glyphs:
 def _is_terminal(stream: TextIO) -> bool:
     try:
         return bool(stream.isatty())
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError) as error:
+        let_through(error)
         return False
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -120,3 +121,45 @@ def test_plain_output_does_not_import_rich() -> None:
     )
     root = Path(__file__).parents[2]
     subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "PYTHONPATH": str(root)})
+
+
+class Slow(io.StringIO):
+    """
+    A stream amid whose `slow` method a time limit of the host runs out.
+    """
+
+    def __init__(self, slow: str) -> None:
+        super().__init__()
+        self._slow = slow
+
+    def isatty(self) -> bool:
+        self._limit("isatty")
+        return True
+
+    def flush(self) -> None:
+        self._limit("flush")
+
+    def fileno(self) -> int:
+        self._limit("fileno")
+        return super().fileno()
+
+    def _limit(self, method: str) -> None:
+        if method == self._slow:
+            signal.raise_signal(signal.SIGALRM)
+
+
+@pytest.mark.parametrize("slow", ["isatty", "flush", "fileno"])
+def test_a_time_limit_of_the_host_that_runs_out_amid_writing_is_the_hosts(
+    slow: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def limit(_number: int, _frame: object) -> None:
+        raise TimeoutError
+
+    for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    before = signal.signal(signal.SIGALRM, limit)
+    try:
+        with pytest.raises(TimeoutError):
+            terminal.width(Slow(slow)) if slow == "fileno" else terminal.write([], Slow(slow))
+    finally:
+        signal.signal(signal.SIGALRM, before)
