@@ -2,18 +2,22 @@
 Loads that come in parts: shards that are loaded one after the other, and parameters that are passed one at a time.
 
 Shards are told when the first one has left something out: what follows into the same module and brings in nothing but
-what was still lacking belongs to it. One parameter alone says nothing about the rest; Lightning passes each in a call
-of its own with the same `StateDictOptions`. Such calls are judged as the whole that they make, once nobody holds those
-options any more: then no call can follow.
+what was still lacking belongs to it. Where the name of its file says how many there are ("model-00001-of-00004"),
+nothing is said before all have come, or none can come any more.
+
+One parameter alone says nothing about the rest; Lightning passes each in a call of its own with the same
+`StateDictOptions`. Such calls are judged as the whole that they make, once nobody holds those options any more: then no
+call can follow.
 """
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ckpt_sentry.audit.inventory import Entry
+from ckpt_sentry.audit.inventory import Entry, Inventory
 from ckpt_sentry.dataclasses_ import dataclass, field
 from ckpt_sentry.guard import contained
 from ckpt_sentry.targets import model_state, module_facts
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
 
 MOST_SERIES: Final = 64
 """Series that are followed at a time."""
+_NUMBERED: Final = re.compile(r"-\d{3,}-of-(\d{3,})\.\w+$")
+"""How transformers and accelerate name a shard."""
 
 
 class Subject(NamedTuple):
@@ -157,6 +163,35 @@ def _conclude(options: int, conclude: Callable[[Singles], object]) -> None:
         conclude(found)
 
 
+@dataclass(slots=True)
+class Waiting:
+    """
+    Shards of which more are to come: what is to be said if they do not. Holds nothing of the host's.
+    """
+
+    subject: Subject
+    wanted: Inventory
+    lacking: frozenset[str]
+    files: set[str]
+    of: int
+
+    @property
+    def path(self) -> str:
+        return min(self.files)
+
+    @property
+    def came(self) -> Inventory:
+        return Inventory({key: entry for key, entry in self.wanted.entries.items() if key not in self.lacking})
+
+
+def shards_of(path: str | None) -> int:
+    """
+    How many shards there are, by the name of one; 0 where it does not say.
+    """
+    found = None if path is None else _NUMBERED.search(path)
+    return 0 if found is None else int(found[1])
+
+
 class Shards:
     """
     What modules still lack into which parts are loaded one after the other.
@@ -164,6 +199,7 @@ class Shards:
 
     def __init__(self) -> None:
         self._lacking: dict[int, tuple[weakref.ref[torch.nn.Module], frozenset[str]]] = {}
+        self._waiting: dict[int, tuple[weakref.finalize[..., torch.nn.Module], Waiting]] = {}
 
     def lacking_after(self, module: torch.nn.Module, came: Collection[str], missing: Collection[str]) -> frozenset[str]:
         """
@@ -182,5 +218,40 @@ class Shards:
             self._lacking[place] = weakref.ref(module), lacking
         return lacking
 
+    def wait(self, module: torch.nn.Module, waiting: Waiting, conclude: Callable[[Waiting], object]) -> bool:
+        """
+        Keep what is to be said of a module until it is taken back; said when the module, or the process, ends.
+        """
+        if len(self._waiting) >= MOST_SERIES:
+            return False
+        final = weakref.finalize(module, self._conclude, id(module), conclude)
+        self._waiting[id(module)] = final, waiting
+        return True
+
+    def waiting_for(self, module: torch.nn.Module) -> Waiting | None:
+        """
+        What is to be said of a module if nothing more comes.
+        """
+        known = self._waiting.get(id(module)) if self._waiting else None
+        return None if known is None else known[1]
+
+    def take_back(self, module: torch.nn.Module) -> Waiting | None:
+        """
+        The same, and it is not kept any more.
+        """
+        known = self._waiting.pop(id(module), None) if self._waiting else None
+        if known is None:
+            return None
+        known[0].detach()
+        return known[1]
+
+    @contained("module_parts.conclude_shards")
+    def _conclude(self, place: int, conclude: Callable[[Waiting], object]) -> None:
+        if (known := self._waiting.pop(place, None)) is not None:
+            conclude(known[1])
+
     def forget(self) -> None:
         self._lacking.clear()
+        for final, _ in self._waiting.values():
+            final.detach()
+        self._waiting.clear()

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry import config, loads
@@ -92,11 +92,22 @@ def say_singles(series: module_parts.Singles) -> None:
     wanted = Inventory({found.name: found.entry for found in series.wanted.values()})
     came = {series.wanted[place].name: series.wanted[place].entry for place in series.came}
     came.update(series.unexpected)
-    facts, found = module_judge.counted(wanted, Inventory(came), series.path)
+    _say_sum(series.subject, wanted, Inventory(came), series.path, "one by one")
+
+
+def say_shards(waiting: module_parts.Waiting) -> None:
+    """
+    Record how shards ended of which no more will come.
+    """
+    _say_sum(waiting.subject, waiting.wanted, waiting.came, waiting.path, "in parts")
+
+
+def _say_sum(subject: module_parts.Subject, wanted: Inventory, came: Inventory, path: str | None, how: str) -> None:
+    facts, found = module_judge.counted(wanted, came, path)
     keys = found.difference.missing
     kinds, kind = (_kinds.other, keys) if keys else (_kinds.good, tuple(wanted.entries))
-    if _kinds.is_new(kinds, (series.subject.module_class, "one by one", hash(kind))):
-        _record(series.subject, facts, keys, None)
+    if _kinds.is_new(kinds, (subject.module_class, how, hash(kind))):
+        _record(subject, facts, keys, None)
 
 
 def forget() -> None:
@@ -110,6 +121,7 @@ def forget() -> None:
 
 
 def _whole(call: Call) -> None:
+    _kinds.shards.take_back(call.module)
     empty, left = module_judge.on_meta(call.module)
     is_own = call.own == len(call.state_dict) > 0
     kind = (call.module_class, hash(tuple(call.state_dict)), hash((empty, left)), call.aligned is not None, is_own)
@@ -137,9 +149,10 @@ def _partial(call: Call, lists: Lists) -> None:
         came = call.state_dict.keys() if call.offer is None else call.offer.entries.keys()
         lacking = _kinds.shards.lacking_after(call.module, came, lists.missing)
         if lacking != set(lists.missing) and settings.mode != "strict":
-            # One more of the shards whose first was told.
-            if not lacking:
-                _assembled(call)
+            _one_more(call, lacking)
+            return
+        _interrupt(call)
+        if settings.mode != "strict" and _is_first_of_many(call, came, lacking):
             return
         kind = (call.module_class, hash(lacking), bool(came))
     is_new = _kinds.is_new(_kinds.other, kind)
@@ -158,6 +171,43 @@ def _partial(call: Call, lists: Lists) -> None:
         tolerated = True
     error = _refusal(call, facts, found.wanted, found.examination.difference.missing, tolerated=tolerated)
     _conclude(call, facts, () if is_part else _sorted(lists), error, is_new=is_new)
+
+
+def _one_more(call: Call, lacking: frozenset[str]) -> None:
+    """
+    Go on with shards whose first was told, or will be if not all of them come.
+    """
+    waiting = _kinds.shards.waiting_for(call.module)
+    if waiting is not None:
+        waiting.lacking = lacking
+        if (path := provenance.origin(call.state_dict)) is not None:
+            waiting.files.add(path)
+    if not lacking:
+        _kinds.shards.take_back(call.module)
+        _assembled(call)
+    elif waiting is not None and len(waiting.files) >= waiting.of:
+        _interrupt(call)
+
+
+def _is_first_of_many(call: Call, came: Collection[str], lacking: frozenset[str]) -> bool:
+    """
+    Whether the file says itself that there are more: nothing is said before they have come.
+    """
+    path = None if call.offer is not None else provenance.origin(call.state_dict)
+    count = module_parts.shards_of(path)
+    if path is None or count <= 1 or not came or len(lacking) >= len(model_state.inventory(call.module).entries):
+        return False
+    subject, wanted = module_parts.Subject.of(call), model_state.inventory(call.module)
+    waiting = module_parts.Waiting(subject, wanted, lacking, {path}, count)
+    return _kinds.shards.wait(call.module, waiting, say_shards)
+
+
+def _interrupt(call: Call) -> None:
+    """
+    Say what is to be said of shards that something else follows, or of which the last has come.
+    """
+    if (waiting := _kinds.shards.take_back(call.module)) is not None:
+        say_shards(waiting)
 
 
 def _assembled(call: Call) -> None:

@@ -361,6 +361,57 @@ def test_shards_one_after_the_other_are_one_line(agent: Agent, capfd: pytest.Cap
     assert [line[:13] for line in capfd.readouterr().err.splitlines()] == ["ckpt_sentry !"]
 
 
+def shards(folder: Path, *parts: str, of: int = 4) -> Iterator[dict[str, torch.Tensor]]:
+    for number, part in enumerate(parts, 1):
+        path = folder / f"model-{number:05}-of-{of:05}.safetensors"
+        save_file(only(part), path)
+        yield load_file(path)
+
+
+def test_shards_that_say_how_many_they_are_raise_no_alarm(
+    agent: Agent, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = Net()
+    for state in shards(tmp_path, "embed", "layers.0", "layers.1", "head"):
+        model.load_state_dict(state, strict=False)
+    assert equal(model, values())
+    assert [(report.verdict, report.coverage.judged) for report in agent.reports()] == [("ok", 1.0)]
+    del model
+    gc.collect()
+    assert len(agent.reports()) == 1
+    assert capfd.readouterr().err == ""
+
+
+def test_shards_of_which_one_never_comes(agent: Agent, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    model = Net()
+    for state in shards(tmp_path, "embed", "layers.0", "head"):
+        model.load_state_dict(state, strict=False)
+    assert agent.reports() == []
+    del model
+    gc.collect()
+    (report,) = agent.reports()
+    assert (report.verdict, report.missing.count, codes(report, "warning")[0]) == ("partial", 4, "missing_keys")
+    assert capfd.readouterr().err.startswith("ckpt_sentry !")
+
+
+def test_shards_that_hold_a_part_together(agent: Agent, tmp_path: Path) -> None:
+    model = Net()
+    for state in shards(tmp_path, "embed", "layers.0", "head", of=3):
+        model.load_state_dict(state, strict=False)
+    (report,) = agent.reports()
+    assert (report.verdict, report.missing.count) == ("partial", 4)
+    model.load_state_dict(values())
+    assert [one.verdict for one in agent.reports()] == ["partial", "ok"]
+
+
+def test_what_follows_a_shard_and_is_none_is_told_after_it(agent: Agent, tmp_path: Path) -> None:
+    model = Net()
+    for state in shards(tmp_path, "embed"):
+        model.load_state_dict(state, strict=False)
+    model.load_state_dict(without("head"), strict=False)
+    assert [report.coverage.keys for report in agent.reports()] == [0.1, 0.9]
+
+
 def test_a_counter_that_comes_alone_goes_on_with_the_shards(agent: Agent) -> None:
     model = normed()
     for key, value in normed().state_dict().items():

@@ -145,6 +145,7 @@ def test_accelerate_and_audit(agent: Agent, tmp_path: Path) -> None:
     assert (report.verdict, codes(report, "error")) == ("wrong_values", [CODE])
 
 
+@pytest.mark.skipif(transformers.__version__ < "5", reason="transformers 4 itself cannot read FP8 on a CPU")
 def test_from_pretrained(agent: Agent, tmp_path: Path) -> None:
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA))
     model.save_pretrained(tmp_path)

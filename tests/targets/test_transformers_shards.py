@@ -118,7 +118,7 @@ def test_another_shape_and_a_shard_that_is_gone(agent: Agent, tmp_path: Path) ->
     with pytest.raises(RuntimeError, match="size mismatch"):
         load_sharded_checkpoint(Net(), folder, strict=False)
     assert "shape_mismatch" in codes(agent.last(), "error")
-    (folder / file_of(0)).unlink()
+    (sharded(tmp_path) / file_of(0)).unlink()
     with pytest.raises(OSError, match="00001") as caught:
         load_sharded_checkpoint(Net(), folder, strict=False)
     assert "shard_missing" in codes(caught.value.ckpt_sentry, "error")
