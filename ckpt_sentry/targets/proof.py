@@ -319,7 +319,10 @@ def _held_values(held: Held, sampler: Sampler, count: int) -> torch.Tensor:
         return torch.tensor(sampler.sample(held, count).values, dtype=torch.float64)
     indices = _indices(held.numel(), count, tuple(held.shape), tuple(held.stride()))
     flat = torch.as_strided(held.detach(), (_extent(held),), (1,))
-    return flat[indices.to(held.device)].to("cpu", torch.float64)
+    if held.dtype.is_floating_point and held.dtype.itemsize == 1:
+        # torch 2.8 and before picks no elements of FP8; bytes it does.
+        flat = flat.view(torch.uint8)
+    return flat[indices.to(held.device)].view(held.dtype).to("cpu", torch.float64)
 
 
 def _extent(held: torch.Tensor) -> int:

@@ -145,7 +145,6 @@ def test_accelerate_and_audit(agent: Agent, tmp_path: Path) -> None:
     assert (report.verdict, codes(report, "error")) == ("wrong_values", [CODE])
 
 
-@pytest.mark.skipif(transformers.__version__ < "5", reason="transformers 4 itself cannot read FP8 on a CPU")
 def test_from_pretrained(agent: Agent, tmp_path: Path) -> None:
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA))
     model.save_pretrained(tmp_path)
@@ -154,5 +153,8 @@ def test_from_pretrained(agent: Agent, tmp_path: Path) -> None:
     scale = held[key].abs().max() / 448
     held |= {key: (held[key] / scale).to(torch.float8_e4m3fn), f"{key}_scale_inv": scale.reshape(1, 1)}
     save_file(held, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    model.from_pretrained(tmp_path)
-    assert (agent.last().verdict, codes(agent.last(), "error")) == ("wrong_values", [CODE])
+    loaded = model.from_pretrained(tmp_path)
+    if loaded.get_parameter(key).dtype is torch.float32:
+        assert (agent.last().verdict, codes(agent.last(), "error")) == ("wrong_values", [CODE])
+    else:  # transformers 4 leaves FP8 as it is
+        assert (agent.last().verdict, "quantized_state_unread" in codes(agent.last(), "info")) == ("ok", True)
