@@ -6,6 +6,9 @@ name has "importlib" and "_bootstrap" in it when it counts (`warnings._is_intern
 `logging.Logger.findCaller`), since such frames only lead from a line of the program to what it asked for. So do these,
 hence the name of this file: the warning names the program's line, once for each line, as without the agent.
 
+What a wrapper calls is bound when it is made: nothing is looked up amid a call of the host, where an error of ours
+would be the host's.
+
 From a traceback all frames of the agent go but the outermost one, which an exception cannot lose while it passes.
 """
 
@@ -36,6 +39,8 @@ def around(
     """
 
     def wrap(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+        shorten = trim
+
         @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
             state = before(original, args, kwargs) if patch.active else None
@@ -45,7 +50,7 @@ def around(
                 result = original(*args, **kwargs)
             except BaseException as error:
                 after(state, error)
-                trim(error)
+                shorten(error)
                 raise
             after(state, None)
             return result
@@ -65,6 +70,8 @@ def reading(
     """
 
     def wrap(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+        shorten = trim
+
         @functools.wraps(original)
         def read(*args: Any, **kwargs: Any) -> Any:
             state = before(args, kwargs) if patch.active else None
@@ -74,7 +81,7 @@ def reading(
                 result = original(*args, **kwargs)
             except BaseException as error:
                 failed(state, error)
-                trim(error)
+                shorten(error)
                 raise
             came(state, result)
             return result
@@ -95,6 +102,8 @@ def judging(
     """
 
     def wrap(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+        shorten = trim
+
         @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
             load = begin(original, args, kwargs) if patch.active else None
@@ -107,7 +116,7 @@ def judging(
                 after(load)
             except BaseException as error:
                 end(load, error)
-                trim(error)
+                shorten(error)
                 raise
             end(load, None)
             return result
@@ -128,6 +137,8 @@ def repeating(
     """
 
     def wrap(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+        shorten = trim
+
         @functools.wraps(original)
         def load(*args: Any, **kwargs: Any) -> Any:
             call = begin(args, kwargs) if patch.active else None
@@ -137,7 +148,7 @@ def repeating(
                 result = original(*args, **kwargs)
             except BaseException as error:
                 if not end(call, None, error):
-                    trim(error)
+                    shorten(error)
                     raise
             else:
                 if not end(call, result, None):
@@ -146,7 +157,7 @@ def repeating(
                 result = original(*call.args, **call.kwargs)
             except BaseException as error:
                 end(call, None, error)
-                trim(error)
+                shorten(error)
                 raise
             end(call, result, None)
             return result

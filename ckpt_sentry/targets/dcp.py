@@ -231,7 +231,7 @@ def _left(load: Load, step: str) -> None:
 
 
 def _wrap_exception(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
-    current, raised, portable, sendable = loads.current, _raised, _portable, _sendable
+    current, raised, portable, sendable, shorten = loads.current, _raised, _portable, _sendable, trim
 
     @functools.wraps(original)
     def wrap_exception(exc: BaseException) -> Any:
@@ -240,7 +240,7 @@ def _wrap_exception(original: Callable[..., Any], patch: Patch) -> Callable[...,
             return original(exc)
         raised(load, exc)
         # torch prints the frames that it finds here.
-        trim(exc)
+        shorten(exc)
         wrapped = original(portable(load, exc) or exc)
         sendable(wrapped)
         return wrapped
