@@ -24,6 +24,8 @@ from ckpt_sentry.audit.report import LoadReport
 from tests.targets.agents import Agent, hooked
 from tests.targets.nets import Net, values
 
+pytest.importorskip("torch.distributed.checkpoint.hf_storage", reason="this torch reads no folders of Hugging Face")
+
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 State = dict[str, Any]
