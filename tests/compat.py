@@ -5,7 +5,8 @@ Runs the tests on the versions of torch, accelerate and transformers that are cl
 
 Each version gets an environment below `$XDG_CACHE_HOME/ckpt_sentry/compat`: made once, with the interpreter that runs
 this, and kept. A CUDA build of torch takes 5 to 7 GB and some minutes; it runs on a CPU. What pytest says lies beside
-the environment. `--quick` is what tells most of how the host's versions differ, in one process. Exits with 1 if a test has failed.
+the environment. `--quick` is what tells most of how the versions differ, in one process. Exits with 1 if a test has
+failed.
 """
 
 from __future__ import annotations
