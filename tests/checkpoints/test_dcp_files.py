@@ -48,11 +48,10 @@ def test_suspects_come_first_when_work_is_bounded(tmp_path: Path, monkeypatch: p
     assert shards == Shards(files=4, checked=1, short=(ShardSize("__3_0.distcp", 1, 10),))
 
 
-def test_a_cut_listing_accuses_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cut_listing_accuses_nobody(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"0")
     (tmp_path / "b").write_bytes(b"0")
-    monkeypatch.setattr(dcp_files, "MAX_LISTED", 1)
-    found = listing(str(tmp_path))
+    found = listing(str(tmp_path), most=1)
     assert found is not None
     assert (found.cut, len(found.names)) == (True, 1)
     assert examine(str(tmp_path), {"a": 1, "b": 1, "c": 1}, found) == Shards(files=3, checked=3, missing=("c",))
