@@ -16,13 +16,13 @@ class LeftOut:
     """
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[str, str, str], int] = {}
+        self._counts: dict[tuple[str, str, str, str], int] = {}
 
     def add(self, event: LoadsLeftOut) -> None:
         """
         Take in one count.
         """
-        kind = event.identity.run_id, event.framework, event.entry_point
+        kind = event.identity.run_id, event.framework, event.entry_point, event.model
         self._counts[kind] = max(self._counts.get(kind, 0), event.count)
 
     def of(self, run_id: str | None) -> int:

@@ -19,6 +19,7 @@ from ckpt_sentry.telemetry.events import LoadFailing, LoadFinished, LoadsLeftOut
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ckpt_sentry.audit.report import LoadReport
     from ckpt_sentry.collector.records import Records
     from ckpt_sentry.telemetry.events import Event
 
@@ -28,8 +29,8 @@ MOST_TAIL: Final = 2**19
 """Bytes at the end of the file that may still be taken back."""
 MOST_KINDS: Final = 64
 
-_Kind = tuple[str, str, str]
-"""Run, framework and entry point."""
+_Kind = tuple[str, str, str, str]
+"""Run, framework, entry point and model: loads into another model are no repetition."""
 
 
 @dataclass(slots=True)
@@ -118,7 +119,7 @@ class Repeats:
 
     def _ended(self, load_id: str, event: LoadFinished, *, is_good: bool) -> None:
         report = event.report
-        kind = report.identity.run_id, report.framework, report.entry_point
+        kind = report.identity.run_id, report.framework, report.entry_point, _model(report)
         if not is_good or (kind not in self._good and len(self._good) >= MOST_KINDS):
             self._settle()
             return
@@ -138,6 +139,7 @@ class Repeats:
             since=event.report.started_at if known is None else known.since,
             framework=event.report.framework,
             entry_point=event.report.entry_point,
+            model=_model(event.report),
             count=1 if known is None else known.count + 1,
         )
         line = json.dumps(otlp_json.encode((count,)), separators=(",", ":")).encode() + b"\n"
@@ -147,6 +149,11 @@ class Repeats:
             self._tail, self._left_out[kind] = tail, count
         else:
             self._settle()
+
+
+def _model(report: LoadReport) -> str:
+    model = report.model
+    return "" if model is None else f"{model.name or 'model'} · {model.keys:,} keys · {model.elements:,} elements"
 
 
 def _is_of_a_load(event: Event) -> bool:

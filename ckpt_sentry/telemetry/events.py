@@ -131,6 +131,8 @@ class LoadsLeftOut:
     framework: Framework
     entry_point: str
     count: int
+    model: str = ""
+    """Into which model, in words; "" where that is not known."""
 
 
 Event = LoadStarted | PhaseEntered | LoadFailing | LoadFinished | LoadStalled | RankEnded | RunEnded | LoadsLeftOut

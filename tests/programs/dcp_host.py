@@ -118,16 +118,16 @@ def a_handler_that_loads() -> None:
 
     from ckpt_sentry.collector.records import Records
 
-    append, seen = Records.append, []
+    append, seen = Records.append_line, []
 
-    def interrupted(self: Records, request: dict[str, object]) -> bool:
-        seen.append(request)
+    def interrupted(self: Records, line: bytes) -> bool:
+        seen.append(line)
         if len(seen) == 2:
             signal.raise_signal(signal.SIGUSR1)
-        return append(self, request)
+        return append(self, line)
 
     signal.signal(signal.SIGUSR1, lambda *_: load())
-    Records.append = interrupted  # type: ignore[method-assign,assignment]
+    Records.append_line = interrupted  # type: ignore[method-assign,assignment]
     assert load() is None
     assert len(seen) > 4
 
