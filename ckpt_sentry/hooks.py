@@ -275,7 +275,7 @@ def _apply(action: Callable[[ModuleType], object], host: ModuleType, *, late: bo
     try:
         pause.uncollected(action, host)
     finally:
-        patches.sweep(_ledger[first_new:], into_classes=late)
+        patches.sweep(_ledger[first_new:], into_classes=late, since=None if late else host.__name__)
 
 
 def _note(target: str, name: str, state: str, detail: str) -> None:

@@ -79,16 +79,23 @@ class Patch:
         return callable(self.original) or isinstance(self.original, (staticmethod, classmethod))
 
 
-def sweep(patches: Sequence[Patch], *, into_classes: bool) -> None:
+def sweep(patches: Sequence[Patch], *, into_classes: bool, since: str | None = None) -> None:
     """
     Redirect what holds an original under another name, such as `from torch.distributed.checkpoint import load`.
 
     One pass over `sys.modules` for all patches; with `into_classes` over the classes that each module defines as well.
+
+    Args:
+        since: a module that is being imported: what is defined there, or in its package, has no name as yet in modules
+            that were there before. They are passed over, thousands of them.
     """
     wanted = {id(patch.original): patch for patch in patches if patch.sweepable()}
     if not wanted:
         return
-    for owner, attribute, value in _names(into_classes=into_classes):
+    modules = list(sys.modules.items())
+    if since is not None and all(_is_beside(patch.owner, since) for patch in wanted.values()):
+        modules = _begun_since(since, modules)
+    for owner, attribute, value in _names(modules, into_classes=into_classes):
         patch = wanted.get(id(value))
         if patch is None or patch.original is not value:
             continue
@@ -105,7 +112,7 @@ def give_back(undone: Sequence[Patch]) -> None:
     as the `load` that a package takes over from its submodule.
     """
     ours = {id(patch.replacement): patch for patch in undone if patch.sweepable()}
-    for owner, attribute, value in _names(into_classes=True) if ours else ():
+    for owner, attribute, value in _names(list(sys.modules.items()), into_classes=True) if ours else ():
         patch = ours.get(id(value))
         if patch is None or patch.replacement is not value:
             continue
@@ -115,8 +122,29 @@ def give_back(undone: Sequence[Patch]) -> None:
             continue
 
 
-def _names(*, into_classes: bool) -> Iterator[tuple[Any, str, Any]]:
-    for name, module in list(sys.modules.items()):
+def _begun_since(module: str, modules: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """
+    The modules whose import has begun after that of `module`, and those of its package.
+
+    `sys.modules` is in the order in which imports begin, until a module is through and comes to its end
+    (importlib/_bootstrap.py, `_load_unlocked`).
+    """
+    names = [name for name, _ in modules]
+    first = names.index(module) if module in names else 0
+    package = f"{module.rpartition('.')[0] or module}."
+    return [one for place, one in enumerate(modules) if place >= first or one[0].startswith(package)]
+
+
+def _is_beside(owner: Any, module: str) -> bool:
+    """
+    Whether a module or class is in the package of `module`.
+    """
+    home = owner.__module__ if isinstance(owner, type) else str(namespace(owner).get("__name__"))
+    return home.startswith(module.rpartition(".")[0] or module)
+
+
+def _names(modules: Sequence[tuple[str, Any]], *, into_classes: bool) -> Iterator[tuple[Any, str, Any]]:
+    for name, module in modules:
         if name.partition(".")[0] == "ckpt_sentry":
             continue
         for attribute, value in list(namespace(module).items()):
