@@ -41,20 +41,20 @@ targets.module_facts targets.module_judge targets.module_parts targets.module_re
 targets.transformers_hints
 """,
     "accelerate": """
-audit.diff audit.examine audit.fold audit.inventory audit.policy audit.quantized checkpoints.elements
-checkpoints.errors checkpoints.folder checkpoints.safetensors checkpoints.state_file checkpoints.step
-targets.accelerate targets.accelerate_causes targets.accelerate_facts targets.accelerate_fsdp
-targets.accelerate_judge targets.accelerate_proof targets.accelerator_state targets.dcp targets.dcp_errors
-targets.dcp_facts targets.dcp_local targets.dcp_planning targets.dcp_portable targets.dcp_reads targets.dcp_step
-targets.dcp_stock targets.dcp_text targets.dcp_together targets.dcp_values targets.dcp_whole targets.device_map
-targets.exceptions targets.model_state targets.module_facts targets.offload targets.proof targets.quick_proof
-targets.tensors targets.torchrun targets.transformers_hints targets.watch
+audit.diff audit.examine audit.fold audit.inventory audit.policy checkpoints.elements checkpoints.errors
+checkpoints.folder checkpoints.safetensors checkpoints.state_file checkpoints.step targets.accelerate
+targets.accelerate_causes targets.accelerate_facts targets.accelerate_fsdp targets.accelerate_judge
+targets.accelerate_proof targets.accelerator_state targets.dcp targets.dcp_errors targets.dcp_facts
+targets.dcp_local targets.dcp_planning targets.dcp_portable targets.dcp_reads targets.dcp_step targets.dcp_stock
+targets.dcp_text targets.dcp_together targets.dcp_values targets.dcp_whole targets.device_map targets.exceptions
+targets.model_state targets.module_facts targets.offload targets.proof targets.quick_proof targets.tensors
+targets.torchrun targets.transformers_hints targets.watch
 """,
     "load_state": """
 audit.align audit.coverage audit.depth audit.diff audit.examine audit.findings audit.fold audit.inventory
-audit.optimizer audit.policy audit.quantized audit.rename audit.rule audit.training checkpoints.elements
-checkpoints.errors checkpoints.folder checkpoints.safetensors checkpoints.sniff checkpoints.state_file
-checkpoints.step targets.accelerate targets.accelerate_causes targets.accelerate_facts targets.accelerate_fsdp
+audit.optimizer audit.policy audit.rename audit.rule audit.training checkpoints.elements checkpoints.errors
+checkpoints.folder checkpoints.safetensors checkpoints.sniff checkpoints.state_file checkpoints.step
+targets.accelerate targets.accelerate_causes targets.accelerate_facts targets.accelerate_fsdp
 targets.accelerate_judge targets.accelerate_proof targets.accelerate_text targets.accelerator_files
 targets.accelerator_state targets.device_map targets.exceptions targets.model_state targets.module_calls
 targets.module_facts targets.module_judge targets.module_parts targets.module_report targets.proof
@@ -71,7 +71,8 @@ targets.dcp_step targets.dcp_stock targets.dcp_text targets.dcp_together targets
 targets.device_map targets.exceptions targets.model_state targets.module_facts targets.module_judge
 targets.module_parts targets.module_report targets.proof targets.quick_proof targets.tensors targets.torchrun
 targets.transformers targets.transformers_buffers targets.transformers_files targets.transformers_hints
-targets.transformers_judge targets.transformers_names targets.transformers_v4 targets.watch
+targets.transformers_judge targets.transformers_names targets.transformers_shards targets.transformers_v4
+targets.watch
 """,
 }
 """What comes with the start of the interpreter, with torch, and by framework with its import and one good load."""
