@@ -86,9 +86,7 @@ def tell(event: Event) -> None:
     """
     Bring one event to the launcher, if there is one.
     """
-    way = connection.connect()
-    if way is not None and way.send(event, SECONDS):
-        way.taken(SECONDS)
+    connection.tell(event, SECONDS)
 
 
 def _described(exc: BaseException) -> LoadError:

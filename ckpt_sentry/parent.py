@@ -119,7 +119,7 @@ class Parent(Surroundings):
         self._speaker.settle()
 
     def _take(self, request: dict[str, Any]) -> None:
-        self._speaker.receive("logs", request)
+        self._speaker.receive(request)
 
     def _gone(self, who: Identity) -> None:
         """
@@ -153,9 +153,7 @@ class Relay(Surroundings):
         """
         Bring the parent one event.
         """
-        way = connection.connect()
-        if way is not None and way.send(event, RELAY_SECONDS):
-            way.taken(RELAY_SECONDS)
+        connection.tell(event, RELAY_SECONDS)
 
     def close(self, *, ok: bool) -> None:
         """

@@ -96,14 +96,11 @@ class Speaker:
         self._vanished: deque[Identity] = deque(maxlen=MAX_RANKS)
         self._lock = threading.RLock()
 
-    def receive(self, signal: str, request: Mapping[str, Any]) -> int:
+    def receive(self, request: Mapping[str, Any]) -> int:
         """
         Take one OTLP request (in JSON form) of a worker. Returns how many of its records were refused.
         """
         with self._lock:
-            if signal != "logs":
-                self._records.append(request)
-                return 0
             events, refused = otlp_json.decode(request)
             # What is only known by a pid is kept once its rank is known, see `_note`.
             own = [event for event in events if event.identity.run_id]
@@ -124,16 +121,6 @@ class Speaker:
                 self._kept.add((event,), otlp_json.encode((event,)))
             self._note(event)
         otel.event(event)
-
-    def remember(self, event: Event) -> None:
-        """
-        Take one event from records: it has been kept already, and what it completes has been said.
-        """
-        with self._lock:
-            self._note(event)
-            load_id = otlp_json.load_id(event)
-            if load_id in self._watches and self._aggregator.complete(load_id, self._expected()):
-                self._forget(load_id)
 
     def gone(self, who: Identity) -> None:
         """

@@ -68,7 +68,7 @@ class Stage:
 
     def hear(self, *events: Event) -> None:
         for event in events:
-            assert self.speaker.receive("logs", otlp_json.encode((event,))) == 0
+            assert self.speaker.receive(otlp_json.encode((event,))) == 0
 
     def after(self, seconds: float) -> None:
         self.clock.now += seconds
@@ -296,14 +296,6 @@ def test_the_first_that_is_gone_from_a_load_is_the_one_that_was_killed(stage: St
     assert [row.why for row in one.unfinished] == ["stopped by the launcher", "killed by SIGKILL"]
 
 
-def test_records_that_are_remembered_are_not_said_again(stage: Stage) -> None:
-    for event in (started(0, 2), finished(0, 2), finished(1, 2), started(0, 2, load="b" * 32)):
-        stage.speaker.remember(event)
-    stage.after(100)
-    assert stage.reports == []
-    assert list(stage.speaker._watches) == ["b" * 32]
-
-
 def test_a_run_that_has_the_name_of_one_that_has_ended_is_said_as_well(stage: Stage) -> None:
     for at in (100.0, 500.0):
         first = started(0, 1, at=at)
@@ -311,8 +303,3 @@ def test_a_run_that_has_the_name_of_one_that_has_ended_is_said_as_well(stage: St
         stage.hear(first, finished(0, 1, started_at=at, ended_at=at + 1))
         stage.speaker.hear(over(ok=True))
     assert stage.verdicts == ["ok", "ok"]
-
-
-def test_what_is_no_log_is_kept_and_not_read(stage: Stage) -> None:
-    assert stage.speaker.receive("metrics", {"resourceMetrics": []}) == 0
-    assert stage.speaker.runs() == ()

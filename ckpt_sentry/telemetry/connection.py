@@ -243,6 +243,15 @@ def connect() -> Connection | None:
         return _own.connection
 
 
+def tell(event: Event, seconds: float) -> None:
+    """
+    Bring the launcher one event, if there is one that listens, and wait until it has it, for at most `seconds` twice.
+    """
+    way = connect()
+    if way is not None and way.send(event, seconds):
+        way.taken(seconds)
+
+
 def opened() -> Connection | None:
     """
     The connection of this process, if it has one already.
