@@ -75,7 +75,7 @@ def cut(text: str, longest: int = LONGEST, more: int = 0) -> str:
     for match in _ESCAPED.finditer(text, max(0, longest - 20)):
         if match.start() < longest < match.end() and not _starts_amid(text, match.start()):
             end = match.start()
-    return f"{text[:end]}… (+{len(text) - end + more} characters)"
+    return f"{text[:end]}... (+{len(text) - end + more} characters)"
 
 
 def _starts_amid(text: str, position: int) -> bool:

@@ -232,7 +232,7 @@ def _shorter_texts(longest: int) -> Callable[[_Data], object]:
         if isinstance(data, str) and len(data) > longest:
             if name in ("ranks", "ranks_reported"):
                 return data[: data.rfind(",", 0, longest)]
-            return f"{data[:longest]}… (+{len(data) - longest:,} characters)"
+            return f"{data[:longest]}... (+{len(data) - longest:,} characters)"
         if isinstance(data, dict):
             return {key: cut(value, key) for key, value in data.items()}
         return [cut(value) for value in data] if isinstance(data, list) else data

@@ -94,7 +94,7 @@ def test_key_list_of_nothing():
 
 
 def test_key_list_cuts_a_long_name():
-    assert key_list(["x" * 10_000]).keys == ("x" * 300 + "… (+9700 characters)",)
+    assert key_list(["x" * 10_000]).keys == ("x" * 300 + "... (+9700 characters)",)
 
 
 def test_folds_split_a_long_list_of_holes_before_they_cut():
