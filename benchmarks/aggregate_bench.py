@@ -18,11 +18,11 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 
-from ckpt_sentry.audit import codec
-from ckpt_sentry.audit.report import Coverage, Finding, Identity, KeyList, LoadError, LoadReport, Phase
 from ckpt_sentry.collector.aggregate import Aggregator
+from ckpt_sentry.core import codec
+from ckpt_sentry.core.report import Coverage, Finding, Identity, KeyList, LoadError, LoadReport, Phase
 from ckpt_sentry.render import json_, text
-from ckpt_sentry.telemetry.events import Event, LoadFailing, LoadFinished, LoadStarted, PhaseEntered
+from ckpt_sentry.transport.events import Event, LoadFailing, LoadFinished, LoadStarted, PhaseEntered
 
 LOAD_ID = "c" * 32
 MAX_SECONDS, MAX_BYTES, MAX_LINES = 5.0, 200_000_000, 40

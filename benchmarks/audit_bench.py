@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from ckpt_sentry.audit.diff import diff
-from ckpt_sentry.audit.examine import examine
-from ckpt_sentry.audit.fold import fold
-from ckpt_sentry.audit.inventory import Entry, Inventory
-from ckpt_sentry.audit.rename import infer
+from ckpt_sentry.core.diff import diff
+from ckpt_sentry.core.examine import examine
+from ckpt_sentry.core.fold import fold
+from ckpt_sentry.core.inventory import Entry, Inventory
+from ckpt_sentry.core.rename import infer
 
 MOST = 200_000
 Entries = dict[str, Entry]

@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.integration import ranks
+from tests.jobs import ranks
 
 PHASES = ("before", "plan", "read", "barrier", "after")
 SIGNALS = ("SIGKILL", "SIGTERM")

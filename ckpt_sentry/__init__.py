@@ -10,11 +10,11 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ckpt_sentry._startup import install, uninstall
-    from ckpt_sentry.auditor import LoadAuditor
-    from ckpt_sentry.dcp_aggregator import DCPErrorAggregator
-    from ckpt_sentry.dcp_api import DCPLoadError, ShapeConflict, audit, precheck
+    from ckpt_sentry.api.auditor import LoadAuditor
+    from ckpt_sentry.api.dcp import DCPLoadError, ShapeConflict, audit, precheck
+    from ckpt_sentry.api.dcp_aggregator import DCPErrorAggregator
     from ckpt_sentry.errors import LowCoverageError
-    from ckpt_sentry.unify import Unified, unify_keys
+    from ckpt_sentry.model.unify import Unified, unify_keys
 
 __all__ = [
     "DCPErrorAggregator",
@@ -34,16 +34,16 @@ __all__ = [
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "DCPErrorAggregator": "ckpt_sentry.dcp_aggregator",
-    "DCPLoadError": "ckpt_sentry.dcp_api",
-    "LoadAuditor": "ckpt_sentry.auditor",
+    "DCPErrorAggregator": "ckpt_sentry.api.dcp_aggregator",
+    "DCPLoadError": "ckpt_sentry.api.dcp",
+    "LoadAuditor": "ckpt_sentry.api.auditor",
     "LowCoverageError": "ckpt_sentry.errors",
-    "ShapeConflict": "ckpt_sentry.dcp_api",
-    "Unified": "ckpt_sentry.unify",
-    "audit": "ckpt_sentry.dcp_api",
+    "ShapeConflict": "ckpt_sentry.api.dcp",
+    "Unified": "ckpt_sentry.model.unify",
+    "audit": "ckpt_sentry.api.dcp",
     "install": "ckpt_sentry._startup",
-    "precheck": "ckpt_sentry.dcp_api",
-    "unify_keys": "ckpt_sentry.unify",
+    "precheck": "ckpt_sentry.api.dcp",
+    "unify_keys": "ckpt_sentry.model.unify",
     "uninstall": "ckpt_sentry._startup",
 }
 """Public name: the module that defines it."""

@@ -69,10 +69,10 @@ def uninstall() -> None:
     """
     Give the host back every function that was replaced. Calling it again does nothing.
     """
-    from ckpt_sentry import hooks
+    from ckpt_sentry.patching import ledger
 
     _ways.clear()
-    hooks.uninstall()
+    ledger.uninstall()
 
 
 def ways() -> tuple[str, ...]:
@@ -87,9 +87,10 @@ def _begin(way: str) -> None:
         return
     _ways.append(way)
     try:
-        from ckpt_sentry import hooks
+        from ckpt_sentry import integrations
+        from ckpt_sentry.patching import ledger
 
-        hooks.install()
+        ledger.install(integrations.SEAMS)
     except Exception as error:
         _complain(error)
 

@@ -20,7 +20,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckpt_sentry.audit.report import Identity
+from ckpt_sentry.core.report import Identity
 from ckpt_sentry.dataclasses_ import dataclass, field
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ EVENT_LOAD_FINISHED: Final = "ckpt_sentry.load.finished"
 EVENT_LOAD_STALLED: Final = "ckpt_sentry.load.stalled"
 EVENT_RANK_ENDED: Final = "ckpt_sentry.rank.ended"
 EVENT_RUN_ENDED: Final = "ckpt_sentry.run.ended"
-EVENT_LOADS_LEFT_OUT: Final = "ckpt_sentry.loads.left_out"
+EVENT_LOADS_LEFT_OUT: Final = "ckpt_sentry.session.loads.left_out"
 
 SPAN_LOAD: Final = "checkpoint.load"
 """One for each rank, under one root of the same name; phases are its children."""

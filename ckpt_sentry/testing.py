@@ -13,8 +13,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ckpt_sentry.audit.report import LoadReport
-from ckpt_sentry.dcp_api import DCPLoadError
+from ckpt_sentry.api.dcp import DCPLoadError
+from ckpt_sentry.core.report import LoadReport
 
 _OPAQUE = (
     ("a generator", re.compile(r"<(?:async_)?generator")),

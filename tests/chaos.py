@@ -15,16 +15,16 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpt_sentry import guard
+from ckpt_sentry.patching import guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import ModuleType
 
 PACKAGE = "ckpt_sentry"
-_WRAPPING = f"{PACKAGE}.wrapping_importlib_bootstrap"
+_WRAPPING = f"{PACKAGE}.patching.wrapping_importlib_bootstrap"
 NOT_CALLED_LATER = {
-    f"{PACKAGE}.guard.contained",
+    f"{PACKAGE}.patching.guard.contained",
     *(f"{_WRAPPING}.{name}" for name in ("around", "judging", "reading", "repeating")),
 }
 """Decorators: they have done their work when the agent is loaded."""

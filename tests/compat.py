@@ -24,19 +24,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
-TESTS = ("tests/targets", "tests/integration", "tests/test_dcp_api.py", "tests/test_auditor.py", "tests/test_unify.py")
+TESTS = ("tests/integrations", "tests/model", "tests/api", "tests/jobs")
 QUICK = (
-    "tests/targets/test_dcp_step.py",
-    "tests/targets/test_dcp_keys.py",
-    "tests/targets/test_dcp_planning.py",
-    "tests/targets/test_dcp_reads.py",
-    "tests/targets/test_dcp_values.py",
-    "tests/targets/test_dcp_portable.py",
-    "tests/targets/test_accelerate_facts.py",
-    "tests/targets/test_proof.py",
-    "tests/targets/test_transformers.py",
-    "tests/targets/test_policy_table.py",
-    "tests/test_dcp_api.py",
+    "tests/integrations/dcp/test_step.py",
+    "tests/integrations/dcp/test_keys.py",
+    "tests/integrations/dcp/test_planning.py",
+    "tests/integrations/dcp/test_reads.py",
+    "tests/integrations/dcp/test_values.py",
+    "tests/integrations/dcp/test_portable.py",
+    "tests/integrations/accelerate/test_facts.py",
+    "tests/model/test_proof.py",
+    "tests/integrations/transformers/test_seams.py",
+    "tests/integrations/test_policy_table.py",
+    "tests/api/test_dcp.py",
 )
 
 

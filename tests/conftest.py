@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from ckpt_sentry import config, guard, hooks
+from ckpt_sentry import config
+from ckpt_sentry.patching import guard, ledger
 
 guard.under_test = True
 
@@ -121,9 +122,9 @@ def fresh_hooks() -> Iterator[None]:
     """
     No hooks installed before, and none left behind.
     """
-    hooks.uninstall()
+    ledger.uninstall()
     yield
-    hooks.uninstall()
+    ledger.uninstall()
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 What a good load makes the agent import: exactly this, and nothing that only explains a failure.
 
 A module costs half a millisecond and a hundred objects that each pass of the garbage collector walks through. One that
-is new here is needed by every good load, or else it is named by `ckpt_sentry.later` where it is used.
+is new here is needed by every good load, or else it is named by `ckpt_sentry.patching.later` where it is used.
 """
 
 from __future__ import annotations
@@ -19,60 +19,70 @@ PROGRAM = Path(__file__).parent / "programs" / "good_loads.py"
 
 MODULES = {
     "start": """
-_startup errors guard hooks patches pause postimport wrapping_importlib_bootstrap
+_startup errors integrations patching patching.guard patching.ledger patching.patches patching.pause
+patching.postimport patching.wrapping_importlib_bootstrap
 """,
     "import torch": """
-audit audit.codec audit.codes audit.escape audit.peers audit.ranks audit.report audit.verdict checkpoints
-checkpoints.paths checkpoints.regular collector collector.aggregate collector.ends collector.findings
-collector.groups collector.left_out collector.records collector.repeats collector.summary collector.wording config
-dataclasses_ identity later loads masking names outlets render render.cells render.head render.keys render.page
-render.terminal render.text render.words speaker stall targets targets.module targets.provenance targets.ranks
-targets.torch_load telemetry telemetry.events telemetry.log telemetry.otel telemetry.otel_env telemetry.otlp_json
+collector collector.aggregate collector.ends collector.findings collector.groups collector.left_out collector.records
+collector.repeats collector.summary collector.wording config core core.codec core.codes core.escape core.peers
+core.ranks core.report core.verdict dataclasses_ formats formats.paths formats.regular integrations.launchers
+integrations.launchers.ranks integrations.torch_module integrations.torch_module.torch_load
+integrations.torch_module.seams masking model model.provenance names patching.later render render.cells render.head
+render.keys render.page render.terminal render.text render.words session identity session.loads
+session.process_reporter session.sinks session.stall transport transport.events transport.log transport.otel
+transport.otel_env transport.otlp_json
 """,
     "dcp": """
-audit.inventory audit.policy checkpoints.dcp_files checkpoints.neighbours checkpoints.step targets.dcp
-targets.dcp_errors targets.dcp_facts targets.dcp_local targets.dcp_planning targets.dcp_portable targets.dcp_reads
-targets.dcp_step targets.dcp_stock targets.dcp_text targets.dcp_together targets.dcp_values targets.dcp_whole
-targets.exceptions targets.tensors targets.torchrun
+core.inventory core.policy formats.dcp formats.dcp.files formats.neighbours formats.step integrations.dcp
+integrations.dcp.errors integrations.dcp.facts integrations.dcp.fast_compare integrations.dcp.local
+integrations.dcp.participants integrations.dcp.planning integrations.dcp.portable integrations.dcp.reads
+integrations.dcp.seams integrations.dcp.step integrations.dcp.stock integrations.dcp.text integrations.dcp.values
+integrations.exceptions integrations.launchers.torchrun model.tensors
 """,
     "module": """
-audit.inventory audit.policy checkpoints.step targets.exceptions targets.model_state targets.module_calls
-targets.module_facts targets.module_judge targets.module_parts targets.module_report targets.tensors
-targets.transformers_hints
+core.inventory core.policy formats.step integrations.exceptions integrations.torch_module.calls
+integrations.torch_module.judge integrations.torch_module.parts integrations.torch_module.report
+integrations.transformers integrations.transformers.hints model.inventories model.model_state model.tensors
 """,
     "accelerate": """
-audit.diff audit.examine audit.fold audit.inventory audit.policy checkpoints.elements checkpoints.errors
-checkpoints.folder checkpoints.safetensors checkpoints.state_file checkpoints.step targets.accelerate
-targets.accelerate_causes targets.accelerate_facts targets.accelerate_fsdp targets.accelerate_judge
-targets.accelerate_proof targets.accelerator_state targets.dcp targets.dcp_errors targets.dcp_facts
-targets.dcp_local targets.dcp_planning targets.dcp_portable targets.dcp_reads targets.dcp_step targets.dcp_stock
-targets.dcp_text targets.dcp_together targets.dcp_values targets.dcp_whole targets.device_map targets.exceptions
-targets.model_state targets.module_facts targets.offload targets.proof targets.quick_proof targets.tensors
-targets.torchrun targets.transformers_hints targets.watch
+core.diff core.examine core.fold core.inventory core.policy formats.elements formats.errors formats.folder
+formats.safetensors formats.state_file formats.step integrations.accelerate integrations.accelerate.causes
+integrations.accelerate.device_map integrations.accelerate.facts integrations.accelerate.fsdp
+integrations.accelerate.judge integrations.accelerate.offload integrations.accelerate.proof
+integrations.accelerate.seams integrations.accelerate.state integrations.dcp integrations.dcp.errors
+integrations.dcp.facts integrations.dcp.fast_compare integrations.dcp.local integrations.dcp.participants
+integrations.dcp.planning integrations.dcp.portable integrations.dcp.reads integrations.dcp.seams
+integrations.dcp.step integrations.dcp.stock integrations.dcp.text integrations.dcp.values integrations.exceptions
+integrations.launchers.torchrun integrations.transformers integrations.transformers.hints integrations.watch
+model.inventories model.proof model.quick_proof model.model_state model.tensors
 """,
     "load_state": """
-audit.align audit.coverage audit.depth audit.diff audit.examine audit.findings audit.fold audit.inventory
-audit.optimizer audit.policy audit.rename audit.rule audit.training checkpoints.elements checkpoints.errors
-checkpoints.folder checkpoints.safetensors checkpoints.sniff checkpoints.state_file checkpoints.step
-targets.accelerate targets.accelerate_causes targets.accelerate_facts targets.accelerate_fsdp
-targets.accelerate_judge targets.accelerate_proof targets.accelerate_text targets.accelerator_files
-targets.accelerator_state targets.device_map targets.exceptions targets.model_state targets.module_calls
-targets.module_facts targets.module_judge targets.module_parts targets.module_report targets.proof
-targets.quick_proof targets.tensors targets.transformers_hints targets.watch
+core.align core.coverage core.depth core.diff core.examine core.findings core.fold core.inventory core.optimizer
+core.policy core.rename core.rule core.training formats.elements formats.errors formats.folder formats.safetensors
+formats.sniff formats.state_file formats.step integrations.accelerate integrations.accelerate.causes
+integrations.accelerate.device_map integrations.accelerate.facts integrations.accelerate.fsdp
+integrations.accelerate.judge integrations.accelerate.proof integrations.accelerate.refusal
+integrations.accelerate.seams integrations.accelerate.state integrations.accelerate.state_files
+integrations.exceptions integrations.torch_module.calls integrations.torch_module.judge
+integrations.torch_module.parts integrations.torch_module.report integrations.transformers
+integrations.transformers.hints integrations.watch model.inventories model.proof model.quick_proof model.model_state
+model.tensors
 """,
     "transformers": """
-audit.align audit.coverage audit.depth audit.diff audit.examine audit.findings audit.fold audit.inventory
-audit.optimizer audit.policy audit.quantized audit.rename audit.rule audit.training checkpoints.elements
-checkpoints.errors checkpoints.folder checkpoints.index checkpoints.safetensors checkpoints.sniff
-checkpoints.state_file checkpoints.step targets.accelerate targets.accelerate_causes targets.accelerate_facts
-targets.accelerate_fsdp targets.accelerate_judge targets.accelerate_proof targets.accelerator_state targets.dcp
-targets.dcp_errors targets.dcp_facts targets.dcp_local targets.dcp_planning targets.dcp_portable targets.dcp_reads
-targets.dcp_step targets.dcp_stock targets.dcp_text targets.dcp_together targets.dcp_values targets.dcp_whole
-targets.device_map targets.exceptions targets.model_state targets.module_facts targets.module_judge
-targets.module_parts targets.module_report targets.proof targets.quick_proof targets.tensors targets.torchrun
-targets.transformers targets.transformers_buffers targets.transformers_files targets.transformers_hints
-targets.transformers_judge targets.transformers_names targets.transformers_shards targets.transformers_v4
-targets.watch
+core.align core.coverage core.depth core.diff core.examine core.findings core.fold core.inventory core.optimizer
+core.policy core.quantized core.rename core.rule core.training formats.elements formats.errors formats.folder
+formats.index formats.safetensors formats.sniff formats.state_file formats.step integrations.accelerate
+integrations.accelerate.causes integrations.accelerate.device_map integrations.accelerate.facts
+integrations.accelerate.fsdp integrations.accelerate.judge integrations.accelerate.proof integrations.accelerate.seams
+integrations.accelerate.state integrations.dcp integrations.dcp.errors integrations.dcp.facts
+integrations.dcp.fast_compare integrations.dcp.local integrations.dcp.participants integrations.dcp.planning
+integrations.dcp.portable integrations.dcp.reads integrations.dcp.seams integrations.dcp.step integrations.dcp.stock
+integrations.dcp.text integrations.dcp.values integrations.exceptions integrations.launchers.torchrun
+integrations.torch_module.judge integrations.torch_module.parts integrations.torch_module.report
+integrations.transformers integrations.transformers.buffers integrations.transformers.files
+integrations.transformers.hints integrations.transformers.judge integrations.transformers.names
+integrations.transformers.seams integrations.transformers.shards integrations.transformers.v4 integrations.watch
+model.inventories model.proof model.quick_proof model.model_state model.tensors
 """,
 }
 """What comes with the start of the interpreter, with torch, and by framework with its import and one good load."""

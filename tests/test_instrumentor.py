@@ -12,7 +12,8 @@ if find_spec("torch") is None:
 
 COMMAND = "import sys; from opentelemetry.instrumentation.auto_instrumentation import run; sys.exit(run())"
 WAYS = (
-    "from ckpt_sentry import _startup, config, hooks;print(*_startup.ways(), hooks.installed(), config.settings().mode)"
+    "from ckpt_sentry import _startup, config; from ckpt_sentry.patching import ledger;"
+    "print(*_startup.ways(), ledger.installed(), config.settings().mode)"
 )
 QUIET = {"OTEL_TRACES_EXPORTER": "none", "OTEL_METRICS_EXPORTER": "none", "OTEL_LOGS_EXPORTER": "none"}
 
@@ -41,9 +42,9 @@ def test_the_instrumentor_in_code(installed: Environment) -> None:
     program = (
         "import sys\n"
         "from ckpt_sentry.instrumentor import CkptSentryInstrumentor\n"
-        "from ckpt_sentry import hooks\n"
+        "from ckpt_sentry.patching import ledger\n"
         "assert 'torch' not in sys.modules\n"
-        "CkptSentryInstrumentor().instrument(); print(hooks.installed())\n"
-        "CkptSentryInstrumentor().uninstrument(); print(hooks.installed())\n"
+        "CkptSentryInstrumentor().instrument(); print(ledger.installed())\n"
+        "CkptSentryInstrumentor().uninstrument(); print(ledger.installed())\n"
     )
     assert installed.run("-c", program) == "True\nFalse\n"

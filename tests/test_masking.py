@@ -16,15 +16,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt_sentry import guard
-from ckpt_sentry.audit.report import Finding, LoadError
 from ckpt_sentry.collector.aggregate import Aggregator
+from ckpt_sentry.core.report import Finding, LoadError
 from ckpt_sentry.errors import LowCoverageError
 from ckpt_sentry.masking import clean, mask, mask_text
+from ckpt_sentry.patching import guard
 from ckpt_sentry.render import json_
 from ckpt_sentry.render import text as text_
 from ckpt_sentry.render.page import UNICODE
-from ckpt_sentry.telemetry import otlp_json
+from ckpt_sentry.transport import otlp_json
 from tests.collector.jobs import failing, finished, started
 
 MASKED = {

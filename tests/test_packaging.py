@@ -66,7 +66,7 @@ def test_an_editable_install_comes_and_goes(tmp_path: Path) -> None:
     environment = make_environment(tmp_path)
     pip("--python", environment.python, "install", "--no-deps", "--no-build-isolation", "--editable", ROOT)
     assert at_top(environment) >= STARTUP
-    program = "import sys, ckpt_sentry; print(ckpt_sentry.__file__, 'ckpt_sentry.hooks' in sys.modules)"
+    program = "import sys, ckpt_sentry; print(ckpt_sentry.__file__, 'ckpt_sentry.patching.ledger' in sys.modules)"
     file = ROOT / "ckpt_sentry" / "__init__.py"
     assert environment.run("-c", program, CKPT_SENTRY="1") == f"{file} True\n"
     assert environment.run("-c", program) == f"{file} False\n"

@@ -37,7 +37,7 @@ def test_other_words_for_off_load_the_gate_alone(bare: Environment, installed: E
 @pytest.mark.parametrize("word", ["1", "on", "observe", "strict", "surely"])
 def test_on_loads_nothing_heavy(bare: Environment, installed: Environment, word: str) -> None:
     loaded = modules(installed, CKPT_SENTRY=word) - modules(bare)
-    assert {"ckpt_sentry._startup", "ckpt_sentry.hooks"} <= loaded
+    assert {"ckpt_sentry._startup", "ckpt_sentry.patching.ledger"} <= loaded
     assert not HEAVY & loaded
 
 
@@ -69,7 +69,7 @@ def test_on_in_scripts_modules_and_safe_path(installed: Environment, tmp_path: P
 def test_the_pth_line_may_run_again(installed: Environment) -> None:
     program = (
         "import site, sys, sysconfig; site.addsitedir(sysconfig.get_path('purelib'));"
-        "from ckpt_sentry import _startup, postimport; _startup.start();"
+        "from ckpt_sentry import _startup; from ckpt_sentry.patching import postimport; _startup.start();"
         "print(*_startup.ways(), sys.meta_path.count(postimport._FINDER))"
     )
     assert installed.run("-c", program, CKPT_SENTRY="1") == "site 1\n"
@@ -80,8 +80,8 @@ def test_on_in_children(installed: Environment, tmp_path: Path, method: str) -> 
     (tmp_path / "program.py").write_text(
         "import multiprocessing\n"
         "def ways(_):\n"
-        "    from ckpt_sentry import _startup, hooks\n"
-        "    return _startup.ways(), hooks.installed()\n"
+        "    from ckpt_sentry import _startup; from ckpt_sentry.patching import ledger\n"
+        "    return _startup.ways(), ledger.installed()\n"
         "if __name__ == '__main__':\n"
         f"    with multiprocessing.get_context('{method}').Pool(1) as pool:\n"
         "        print(pool.map(ways, [0]))\n"
@@ -91,9 +91,10 @@ def test_on_in_children(installed: Environment, tmp_path: Path, method: str) -> 
 
 def test_all_targets_wait(installed: Environment) -> None:
     program = (
-        "from ckpt_sentry import hooks\n"
-        "assert {s.attribute for s in hooks.status()} == {module for module, _ in hooks.TARGETS}\n"
-        "print({s.state for s in hooks.status()})"
+        "from ckpt_sentry import integrations\n"
+        "from ckpt_sentry.patching import ledger\n"
+        "assert {s.attribute for s in ledger.status()} == {module for module, _ in integrations.SEAMS}\n"
+        "print({s.state for s in ledger.status()})"
     )
     assert installed.run("-c", program, CKPT_SENTRY="1") == "{'waiting'}\n"
 
@@ -106,7 +107,15 @@ def breakable(tmp_path: Path, wheel: Path) -> Environment:
 
 
 @pytest.mark.parametrize(
-    "module", ["__init__", "_startup", "hooks", "guard", "postimport", "wrapping_importlib_bootstrap"]
+    "module",
+    [
+        "__init__",
+        "_startup",
+        "patching/ledger",
+        "patching/guard",
+        "patching/postimport",
+        "patching/wrapping_importlib_bootstrap",
+    ],
 )
 @pytest.mark.parametrize("damage", ["raise SystemError('broken')", "this is no Python", None])
 def test_a_broken_package_leaves_the_interpreter_alone(breakable: Environment, module: str, damage: str | None) -> None:
@@ -124,7 +133,7 @@ def test_a_broken_package_leaves_the_interpreter_alone(breakable: Environment, m
 
 @pytest.mark.parametrize("close", ["2>&-", "2>/dev/full", ">&- 2>&-"])
 def test_closed_and_full_streams(breakable: Environment, close: str) -> None:
-    (breakable.site_packages / "ckpt_sentry" / "hooks.py").write_text("raise SystemError('broken')")
+    (breakable.site_packages / "ckpt_sentry" / "patching" / "ledger.py").write_text("raise SystemError('broken')")
     line = f'CKPT_SENTRY=1 "{breakable.python}" -c "import sys; sys.exit(7)" {close}'
     assert subprocess.run(["/bin/sh", "-c", line], check=False).returncode == 7
 
@@ -132,10 +141,10 @@ def test_closed_and_full_streams(breakable: Environment, close: str) -> None:
 def test_install_in_code_and_its_switch(installed: Environment) -> None:
     program = (
         "import ckpt_sentry; ckpt_sentry.install(); ckpt_sentry.install()\n"
-        "from ckpt_sentry import _startup, config, hooks\n"
-        "print(_startup.ways(), config.settings().mode, hooks.installed())\n"
+        "from ckpt_sentry import _startup, config; from ckpt_sentry.patching import ledger\n"
+        "print(_startup.ways(), config.settings().mode, ledger.installed())\n"
         "ckpt_sentry.uninstall(); ckpt_sentry.uninstall()\n"
-        "print(_startup.ways(), hooks.installed(), hooks.status())"
+        "print(_startup.ways(), ledger.installed(), ledger.status())"
     )
     assert installed.run("-c", program) == "('install()',) on True\n() False ()\n"
     assert installed.run("-c", program, CKPT_SENTRY="strict").startswith("('site', 'install()') strict True\n")
@@ -166,7 +175,7 @@ class TestSitecustomize:
 
     def test_comes_after_the_pth_file_without_doing_it_twice(self, installed: Environment, folder: Path) -> None:
         program = (
-            "import sys; from ckpt_sentry import _startup, postimport;"
+            "import sys; from ckpt_sentry import _startup; from ckpt_sentry.patching import postimport;"
             "print(*_startup.ways(), sys.meta_path.count(postimport._FINDER))"
         )
         assert installed.run("-c", program, PYTHONPATH=str(folder), CKPT_SENTRY="1") == "site run 1\n"

@@ -10,7 +10,7 @@ import sys
 
 import click
 
-from ckpt_sentry.audit import codes
+from ckpt_sentry.core import codes
 from ckpt_sentry.render.cells import visible
 
 

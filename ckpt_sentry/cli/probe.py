@@ -19,11 +19,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Literal, NamedTuple
 
-from ckpt_sentry import config, hooks
-from ckpt_sentry.audit.report import LoadReport
+from ckpt_sentry import config, integrations
 from ckpt_sentry.collector import records
-from ckpt_sentry.targets import trials
-from ckpt_sentry.telemetry.events import LoadFinished
+from ckpt_sentry.core.report import LoadReport
+from ckpt_sentry.integrations import trials
+from ckpt_sentry.patching import ledger
+from ckpt_sentry.transport.events import LoadFinished
 
 State = Literal["compared", "not compared", "failed", "absent"]
 
@@ -48,7 +49,7 @@ class Probe(NamedTuple):
     What became of each patch, which of the applied ones the tiny loads came through, and what came of these.
     """
 
-    patches: tuple[hooks.PatchStatus, ...]
+    patches: tuple[ledger.PatchStatus, ...]
     passed: frozenset[str]
     trials: tuple[Trial, ...]
 
@@ -77,7 +78,7 @@ def probe() -> Probe:
         raise RuntimeError((done.stderr or done.stdout).strip().rpartition("\n")[2] or f"exit code {done.returncode}")
     found = json.loads(said.removeprefix(_MARK))
     return Probe(
-        tuple(hooks.PatchStatus(*row) for row in found["patches"]),
+        tuple(ledger.PatchStatus(*row) for row in found["patches"]),
         frozenset(found["passed"]),
         tuple(Trial(*row) for row in found["trials"]),
     )
@@ -95,20 +96,22 @@ def main(folder: Path) -> None:
     print(_MARK + json.dumps({"patches": patches, "passed": sorted(passed), "trials": made}), flush=True)  # noqa: T201
 
 
-def _applied() -> list[hooks.PatchStatus]:
+def _applied() -> list[ledger.PatchStatus]:
     """
     The patches after an import of every host module. A module that cannot be imported is "absent".
     """
-    hooks.install()
+    ledger.install(integrations.SEAMS)
     missing: dict[str, str] = {}
-    for module in dict.fromkeys(module for module, _ in hooks.TARGETS):
+    for module in dict.fromkeys(module for module, _ in integrations.SEAMS):
         try:
             importlib.import_module(module)
         except Exception as error:
             missing[module] = f"{type(error).__name__}: {error}"
     return [
-        status._replace(state=hooks.ABSENT, detail=missing[status.attribute]) if status.attribute in missing else status
-        for status in hooks.status()
+        status._replace(state=ledger.ABSENT, detail=missing[status.attribute])
+        if status.attribute in missing
+        else status
+        for status in ledger.status()
     ]
 
 
@@ -117,8 +120,8 @@ def _watched() -> Iterator[set[str]]:
     """
     The names of the patches that are called meanwhile. Each wrapper has its original as a variable of that name.
     """
-    names = {id(_plain(patch.original)): patch.name for patch in hooks.ledger()}
-    codes = {code for patch in hooks.ledger() if (code := getattr(_plain(patch.replacement), "__code__", None))}
+    names = {id(_plain(patch.original)): patch.name for patch in ledger.applied()}
+    codes = {code for patch in ledger.applied() if (code := getattr(_plain(patch.replacement), "__code__", None))}
     passed: set[str] = set()
 
     def called(frame: FrameType, event: str, _: Any) -> None:

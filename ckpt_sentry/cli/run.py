@@ -9,10 +9,11 @@ import sys
 
 import click
 
-from ckpt_sentry import config, launch
-from ckpt_sentry.guard import contained
-from ckpt_sentry.parent import Parent, has_parent
-from ckpt_sentry.targets.torchrun_workers import signal_name
+from ckpt_sentry import config
+from ckpt_sentry.integrations.launchers.torchrun_workers import signal_name
+from ckpt_sentry.launcher import command as launch
+from ckpt_sentry.launcher.coordinator import Parent, has_parent
+from ckpt_sentry.patching.guard import contained
 
 
 @click.command(
@@ -36,13 +37,13 @@ def command(command_line: tuple[str, ...]) -> None:
     parent = _parent(config.Settings.from_env(environ))
     if parent is not None:
         parent.enter(environ)
-    code = launch.launch(command_line, environ)
+    code = launch.run(command_line, environ)
     if parent is not None:
         _close(parent, code)
     sys.exit(code)
 
 
-@contained("run.parent")
+@contained("run.coordinator")
 def _parent(settings: config.Settings) -> Parent | None:
     if settings.mode == "off" or has_parent():
         return None

@@ -21,12 +21,14 @@ from typing import Literal
 
 import click
 
-from ckpt_sentry import __version__, _startup, config, hooks, launch
+from ckpt_sentry import __version__, _startup, config
 from ckpt_sentry.cli import probe
 from ckpt_sentry.cli.probe import Trial
 from ckpt_sentry.collector import records
 from ckpt_sentry.dataclasses_ import dataclass, replace
+from ckpt_sentry.launcher import command as launch
 from ckpt_sentry.masking import clean, mask_text
+from ckpt_sentry.patching import ledger
 
 SCHEMA = "ckpt_sentry.status/1"
 HOSTS = ("torch", "accelerate", "transformers", "safetensors", "structlog", "opentelemetry-sdk")
@@ -64,7 +66,7 @@ class Status:
     ways: tuple[Way, ...]
     settings: tuple[config.Origin, ...]
     problems: tuple[str, ...]
-    patches: tuple[hooks.PatchStatus, ...] | None
+    patches: tuple[ledger.PatchStatus, ...] | None
     passed: frozenset[str] | None = None
     trials: tuple[Trial, ...] | None = None
 
@@ -83,7 +85,7 @@ def command(*, is_probe: bool, as_json: bool) -> None:
     click.echo(json.dumps(clean(document(found)), indent=2) if as_json else mask_text(text(found)))
 
 
-def collect(patches: tuple[hooks.PatchStatus, ...] | None) -> Status:
+def collect(patches: tuple[ledger.PatchStatus, ...] | None) -> Status:
     """
     Look at this process and its environment.
     """
@@ -137,11 +139,11 @@ def _is_like(name: str) -> bool:
     return difflib.SequenceMatcher(None, beginning, config.PREFIX).ratio() >= _LIKENESS
 
 
-def registered() -> tuple[hooks.PatchStatus, ...] | None:
+def registered() -> tuple[ledger.PatchStatus, ...] | None:
     """
     The patches of this process as they are; None where the agent is off.
     """
-    return hooks.status() if hooks.installed() else None
+    return ledger.status() if ledger.installed() else None
 
 
 def probed(status: Status) -> Status:
@@ -208,7 +210,7 @@ def document(status: Status) -> dict[str, object]:
     return found
 
 
-def _row(status: Status, patch: hooks.PatchStatus) -> dict[str, object]:
+def _row(status: Status, patch: ledger.PatchStatus) -> dict[str, object]:
     """
     A patch as data. `seen` is None where no probe has looked.
     """
@@ -247,7 +249,7 @@ def text(status: Status) -> str:
     return "\n".join(lines)
 
 
-def _state(status: Status, patch: hooks.PatchStatus) -> str:
+def _state(status: Status, patch: ledger.PatchStatus) -> str:
     """
     The state of a patch, and whether a tiny load came through it.
     """

@@ -9,9 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final, cast
 
-from ckpt_sentry.audit import ranks
-from ckpt_sentry.audit.peers import is_refusal
-from ckpt_sentry.audit.report import NO_KEYS, Identity, LoadReport, Verdict
 from ckpt_sentry.collector import findings
 from ckpt_sentry.collector.ends import Attempt, Cause, Story
 from ckpt_sentry.collector.groups import LoadState, Saying, joined
@@ -29,10 +26,13 @@ from ckpt_sentry.collector.summary import (
     Spread,
     Unfinished,
 )
+from ckpt_sentry.core import ranks
+from ckpt_sentry.core.peers import is_refusal
+from ckpt_sentry.core.report import NO_KEYS, Identity, LoadReport, Verdict
 from ckpt_sentry.dataclasses_ import dataclass
 from ckpt_sentry.masking import clean
-from ckpt_sentry.telemetry.events import Event, LoadsLeftOut, LoadStarted, RankEnded, RunEnded
-from ckpt_sentry.telemetry.events import LoadFinished as _LoadFinished
+from ckpt_sentry.transport.events import Event, LoadsLeftOut, LoadStarted, RankEnded, RunEnded
+from ckpt_sentry.transport.events import LoadFinished as _LoadFinished
 
 __all__ = [
     "Aggregate",

@@ -8,9 +8,6 @@ from collections import defaultdict
 from collections.abc import Collection
 from typing import Final, NamedTuple
 
-from ckpt_sentry.audit import ranks
-from ckpt_sentry.audit.peers import is_loss
-from ckpt_sentry.audit.report import LoadError
 from ckpt_sentry.collector.groups import MAX_RANKS, Failure, LoadState
 from ckpt_sentry.collector.summary import STILL_WAITING, JobError, OrderBy, RankFinding, Unfinished, doing
 from ckpt_sentry.collector.wording import (
@@ -27,8 +24,11 @@ from ckpt_sentry.collector.wording import (
     waits,
     was,
 )
+from ckpt_sentry.core import ranks
+from ckpt_sentry.core.peers import is_loss
+from ckpt_sentry.core.report import LoadError
 from ckpt_sentry.dataclasses_ import dataclass, field
-from ckpt_sentry.telemetry.events import RankEnded
+from ckpt_sentry.transport.events import RankEnded
 
 TOGETHER: Final = ("setup", "plan", "read", "barrier", "restore")
 """The phases of a load of many ranks, in their order."""

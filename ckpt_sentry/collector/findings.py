@@ -8,12 +8,12 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
-from ckpt_sentry.audit import codes, ranks
-from ckpt_sentry.audit.peers import is_refusal
-from ckpt_sentry.audit.report import Finding, Level
 from ckpt_sentry.collector.ends import Cause, Story
 from ckpt_sentry.collector.groups import NO_RANK, LoadState, Saying, anonymous, finding_key
 from ckpt_sentry.collector.summary import LEVELS, RankFinding
+from ckpt_sentry.core import codes, ranks
+from ckpt_sentry.core.peers import is_refusal
+from ckpt_sentry.core.report import Finding, Level
 
 MAX_FINDINGS: Final = 200
 

@@ -11,12 +11,12 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from ckpt_sentry.audit import ranks
-from ckpt_sentry.audit.peers import is_loss
-from ckpt_sentry.audit.report import Finding, Framework, Identity, LoadError, LoadReport
 from ckpt_sentry.collector.summary import SEVERITY
+from ckpt_sentry.core import ranks
+from ckpt_sentry.core.peers import is_loss
+from ckpt_sentry.core.report import Finding, Framework, Identity, LoadError, LoadReport
 from ckpt_sentry.dataclasses_ import dataclass, field, replace
-from ckpt_sentry.telemetry.events import LoadFailing, LoadFinished, LoadStalled, LoadStarted, PhaseEntered
+from ckpt_sentry.transport.events import LoadFailing, LoadFinished, LoadStalled, LoadStarted, PhaseEntered
 
 LoadEvent = LoadStarted | PhaseEntered | LoadFailing | LoadFinished | LoadStalled
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ckpt_sentry.telemetry.events import LoadsLeftOut
+    from ckpt_sentry.transport.events import LoadsLeftOut
 
 
 class LeftOut:

@@ -18,7 +18,7 @@ from ckpt_sentry.dataclasses_ import dataclass
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ckpt_sentry.audit.report import Verdict
+    from ckpt_sentry.core.report import Verdict
 
 MAX_FILE: Final = 2**20
 """Bytes of a file of records that is read as a whole; of a larger one only the beginning and the end are."""

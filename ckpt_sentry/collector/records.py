@@ -18,12 +18,12 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ckpt_sentry.checkpoints.regular import own, regular
 from ckpt_sentry.collector.left_out import LeftOut
 from ckpt_sentry.dataclasses_ import dataclass, field
-from ckpt_sentry.guard import let_through
-from ckpt_sentry.telemetry import otlp_json
-from ckpt_sentry.telemetry.events import Event, LoadFinished, LoadsLeftOut
+from ckpt_sentry.formats.regular import own, regular
+from ckpt_sentry.patching.guard import let_through
+from ckpt_sentry.transport import otlp_json
+from ckpt_sentry.transport.events import Event, LoadFinished, LoadsLeftOut
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

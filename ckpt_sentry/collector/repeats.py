@@ -11,17 +11,17 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from ckpt_sentry.audit import ranks
+from ckpt_sentry.core import ranks
 from ckpt_sentry.dataclasses_ import dataclass, field
-from ckpt_sentry.telemetry import otlp_json
-from ckpt_sentry.telemetry.events import LoadFailing, LoadFinished, LoadsLeftOut, LoadStalled, LoadStarted, PhaseEntered
+from ckpt_sentry.transport import otlp_json
+from ckpt_sentry.transport.events import LoadFailing, LoadFinished, LoadsLeftOut, LoadStalled, LoadStarted, PhaseEntered
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ckpt_sentry.audit.report import LoadReport
     from ckpt_sentry.collector.records import Records
-    from ckpt_sentry.telemetry.events import Event
+    from ckpt_sentry.core.report import LoadReport
+    from ckpt_sentry.transport.events import Event
 
 KEPT: Final = 16
 """Good loads of a kind that stay whole."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from ckpt_sentry.audit.report import (
+from ckpt_sentry.core.report import (
     NO_KEYS,
     Coverage,
     Framework,

@@ -8,11 +8,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
-from ckpt_sentry.audit import ranks
-from ckpt_sentry.audit.report import Level, LoadError
 from ckpt_sentry.collector.groups import LoadState, Stall
 from ckpt_sentry.collector.summary import RankFinding, doing
-from ckpt_sentry.telemetry.events import RankEnded
+from ckpt_sentry.core import ranks
+from ckpt_sentry.core.report import Level, LoadError
+from ckpt_sentry.transport.events import RankEnded
 
 CODES: Final = {"killed": "rank_killed", "raised": "rank_raised"}
 """The finding's code by the way in which a rank ended."""

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from ckpt_sentry.audit import ranks
-from ckpt_sentry.audit.peers import REFUSAL
-from ckpt_sentry.audit.report import LoadReport
-from ckpt_sentry.audit.verdict import WRONG_VALUES
 from ckpt_sentry.collector.aggregate import Aggregate
 from ckpt_sentry.collector.summary import STILL_WAITING, doing
+from ckpt_sentry.core import ranks
+from ckpt_sentry.core.peers import REFUSAL
+from ckpt_sentry.core.report import LoadReport
+from ckpt_sentry.core.verdict import WRONG_VALUES
 from ckpt_sentry.render import cells, words
 from ckpt_sentry.render.page import Glyphs, Page, Segment
 

@@ -11,11 +11,11 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from ckpt_sentry.audit import codec
-from ckpt_sentry.audit.escape import cut
-from ckpt_sentry.audit.report import KeyList, LoadReport
 from ckpt_sentry.collector.aggregate import Aggregate
 from ckpt_sentry.collector.summary import Spread
+from ckpt_sentry.core import codec
+from ckpt_sentry.core.escape import cut
+from ckpt_sentry.core.report import KeyList, LoadReport
 from ckpt_sentry.render.folded import size as folded_size
 from ckpt_sentry.render.keys import brief_key
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from ckpt_sentry.audit.escape import LONGEST, cut
-from ckpt_sentry.audit.report import KeyList, LoadReport
 from ckpt_sentry.collector.aggregate import RankFinding
-from ckpt_sentry.later import later
+from ckpt_sentry.core.escape import LONGEST, cut
+from ckpt_sentry.core.report import KeyList, LoadReport
+from ckpt_sentry.patching.later import later
 from ckpt_sentry.render import words
 from ckpt_sentry.render.page import Page
 

@@ -10,7 +10,7 @@ from ckpt_sentry.render.cells import visible
 from ckpt_sentry.render.stack import first_line
 
 if TYPE_CHECKING:
-    from ckpt_sentry.audit.report import Finding, LoadReport
+    from ckpt_sentry.core.report import Finding, LoadReport
 
 _ORDER = {"error": 0, "warning": 1, "info": 2}
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from ckpt_sentry.audit.frames import is_library
+from ckpt_sentry.core.frames import is_library
 from ckpt_sentry.render import cells
 
 _FRAME: Final = re.compile(r'\s*File "(.*)", line (\d+), in (.*)')

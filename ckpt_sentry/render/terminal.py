@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, TextIO
 
 from ckpt_sentry.collector.aggregate import Aggregate
-from ckpt_sentry.guard import let_through
+from ckpt_sentry.patching.guard import let_through
 from ckpt_sentry.render import text
 from ckpt_sentry.render.page import ASCII, UNICODE, Glyphs, Line
 

@@ -10,25 +10,25 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
-from ckpt_sentry.audit import ranks
-from ckpt_sentry.audit.report import Coverage, LoadReport
 from ckpt_sentry.collector.aggregate import Aggregate, RankFinding
 from ckpt_sentry.collector.summary import LEVELS, doing
-from ckpt_sentry.later import later
+from ckpt_sentry.core import ranks
+from ckpt_sentry.core.report import Coverage, LoadReport
+from ckpt_sentry.patching.later import later
 from ckpt_sentry.render import head, words
 from ckpt_sentry.render.head import NOT_COMPARED
 from ckpt_sentry.render.keys import SOME_ROWS, brief, details, headline, keys_of, mismatches
 from ckpt_sentry.render.page import UNICODE, Glyphs, Line, Page, Style, plain
 
 if TYPE_CHECKING:
-    from ckpt_sentry.audit import findings, raised
-    from ckpt_sentry.audit.optimizer import is_optimizers
+    from ckpt_sentry.core import findings, raised
+    from ckpt_sentry.core.optimizer import is_optimizers
     from ckpt_sentry.render import stack
 else:
-    is_optimizers = later("ckpt_sentry.audit.optimizer:is_optimizers")
-    raised = later("ckpt_sentry.audit.raised")
+    is_optimizers = later("ckpt_sentry.core.optimizer:is_optimizers")
+    raised = later("ckpt_sentry.core.raised")
     stack = later("ckpt_sentry.render.stack")
-    findings = later("ckpt_sentry.audit.findings")
+    findings = later("ckpt_sentry.core.findings")
 
 __all__ = ["block", "full", "line", "plain"]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from ckpt_sentry.audit import ranks
+from ckpt_sentry.core import ranks
 
 _UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB")
 _LONGEST_RANKS: Final = 40

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner, Result
 
-from ckpt_sentry.audit import codes
 from ckpt_sentry.cli import main
+from ckpt_sentry.core import codes
 
 
 def explain(*words: str) -> Result:

@@ -11,12 +11,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ckpt_sentry import config
-from ckpt_sentry.audit.report import Finding, KeyList, LoadError
 from ckpt_sentry.cli.report import command
 from ckpt_sentry.collector import overview
 from ckpt_sentry.collector.records import Place, Records
-from ckpt_sentry.telemetry import otlp_json
-from ckpt_sentry.telemetry.events import Event, LoadsLeftOut
+from ckpt_sentry.core.report import Finding, KeyList, LoadError
+from ckpt_sentry.transport import otlp_json
+from ckpt_sentry.transport.events import Event, LoadsLeftOut
 from tests.collector.jobs import RUN, failing, finished, over, started
 
 MISSING = Finding("missing_keys", "warning", "40 keys are missing from the checkpoint")

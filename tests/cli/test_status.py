@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ckpt_sentry import __version__, hooks
+from ckpt_sentry import __version__, integrations
 from ckpt_sentry.cli import probe
 from ckpt_sentry.cli.status import SCHEMA, misspelt
 from tests.conftest import Environment, make_environment
@@ -35,7 +35,9 @@ def test_on(installed: Environment) -> None:
     assert found["settings"][0] == {"name": "CKPT_SENTRY", "value": "strict", "source": "environment"}
     assert found["problems"] == ['CKPT_SENTRY_LOG="loud" is none of auto, console, json, stdlib, off; auto is used']
     assert {patch["state"] for patch in found["patches"]} == {"waiting"}
-    assert sorted(patch["attribute"] for patch in found["patches"]) == sorted(module for module, _ in hooks.TARGETS)
+    assert sorted(patch["attribute"] for patch in found["patches"]) == sorted(
+        module for module, _ in integrations.SEAMS
+    )
 
 
 def test_under_run(installed: Environment) -> None:

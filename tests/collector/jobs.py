@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckpt_sentry.audit.report import Finding, Identity, LoadError, LoadReport
 from ckpt_sentry.collector.aggregate import Aggregate, Aggregator
-from ckpt_sentry.telemetry.events import (
+from ckpt_sentry.core.report import Finding, Identity, LoadError, LoadReport
+from ckpt_sentry.transport.events import (
     Event,
     LoadFailing,
     LoadFinished,

@@ -8,19 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt_sentry.audit.report import (
-    Coverage,
-    Finding,
-    KeyList,
-    LoadError,
-    ModelSummary,
-    Phase,
-    PhaseName,
-    ShapeMismatch,
-)
 from ckpt_sentry.collector.aggregate import Aggregate, Aggregator, JobError, Spread, Unfinished
 from ckpt_sentry.collector.summary import DOING, doing
-from ckpt_sentry.telemetry.events import RankEnded
+from ckpt_sentry.core.report import Coverage, Finding, KeyList, LoadError, ModelSummary, Phase, PhaseName, ShapeMismatch
+from ckpt_sentry.transport.events import RankEnded
 from tests.collector.jobs import (
     LOAD,
     LOST,

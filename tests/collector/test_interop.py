@@ -24,11 +24,11 @@ from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import SimpleLogRecordProcessor
 from opentelemetry.sdk.resources import Resource
 
-from ckpt_sentry.audit import codec
-from ckpt_sentry.audit.report import Coverage, Finding, Identity, KeyList, LoadReport, ShapeMismatch
 from ckpt_sentry.collector import records
-from ckpt_sentry.telemetry import otlp_json
-from ckpt_sentry.telemetry.events import Event, LoadFinished, LoadStalled, PhaseEntered, RankEnded, RunEnded
+from ckpt_sentry.core import codec
+from ckpt_sentry.core.report import Coverage, Finding, Identity, KeyList, LoadReport, ShapeMismatch
+from ckpt_sentry.transport import otlp_json
+from ckpt_sentry.transport.events import Event, LoadFinished, LoadStalled, PhaseEntered, RankEnded, RunEnded
 
 LOAD = "0af7651916cd43dd8448eb211c80319c"
 WHO = Identity("run", 3, 1, 4, 2, "n1", 4711, 1)

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_sentry.audit.report import LoadError
 from ckpt_sentry.collector import overview
 from ckpt_sentry.collector.overview import Overview, overviews
 from ckpt_sentry.collector.records import Place, Records, Run
-from ckpt_sentry.telemetry import otlp_json
-from ckpt_sentry.telemetry.events import Event
+from ckpt_sentry.core.report import LoadError
+from ckpt_sentry.transport import otlp_json
+from ckpt_sentry.transport.events import Event
 from tests.collector.jobs import RUN, entered, finished, started, told
 
 LATER = {"load_id": "b" * 32, "started_at": 200.0, "ended_at": 201.0, "step": 1300}

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt_sentry.audit.report import Identity
 from ckpt_sentry.collector import records
 from ckpt_sentry.collector.records import Place, Records, Run
-from ckpt_sentry.telemetry import otlp_json
-from ckpt_sentry.telemetry.events import Event, PhaseEntered, RunEnded
+from ckpt_sentry.core.report import Identity
+from ckpt_sentry.transport import otlp_json
+from ckpt_sentry.transport.events import Event, PhaseEntered, RunEnded
 
 
 def event(run_id: str = "run", at: float = 1.0, load_id: str = "a" * 32, rank: int = 0) -> Event:

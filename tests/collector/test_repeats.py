@@ -7,19 +7,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckpt_sentry.audit.report import Finding, LoadError
 from ckpt_sentry.collector import records, repeats
 from ckpt_sentry.collector.records import Place, Records
 from ckpt_sentry.collector.repeats import KEPT, Repeats
+from ckpt_sentry.core.report import Finding, LoadError
 from ckpt_sentry.dataclasses_ import replace
-from ckpt_sentry.telemetry import otlp_json
-from ckpt_sentry.telemetry.events import LoadFinished, LoadsLeftOut, LoadStarted
+from ckpt_sentry.transport import otlp_json
+from ckpt_sentry.transport.events import LoadFinished, LoadsLeftOut, LoadStarted
 from tests.collector.jobs import entered, failing, finished, started
 
 if TYPE_CHECKING:
     import pytest
 
-    from ckpt_sentry.telemetry.events import Event
+    from ckpt_sentry.transport.events import Event
 
 MANY = 500
 

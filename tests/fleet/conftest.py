@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ckpt_sentry.audit.report import Identity
-from ckpt_sentry.telemetry import otlp_json
-from ckpt_sentry.telemetry.events import LoadStalled
+from ckpt_sentry.core.report import Identity
+from ckpt_sentry.transport import otlp_json
+from ckpt_sentry.transport.events import LoadStalled
 from tests.fleet import services
-from tests.integration import harness
+from tests.jobs import harness
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

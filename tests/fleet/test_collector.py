@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from ckpt_sentry.audit.report import Coverage, Identity, LoadReport
-from ckpt_sentry.telemetry import otlp_json
-from ckpt_sentry.telemetry.events import LoadFinished, LoadStarted
+from ckpt_sentry.core.report import Coverage, Identity, LoadReport
+from ckpt_sentry.transport import otlp_json
+from ckpt_sentry.transport.events import LoadFinished, LoadStarted
 from tests.fleet import services
 from tests.fleet.conftest import SERVICE, VERDICTS, run_loads
 from tests.fleet.services import AGENT, BASE, GATEWAY, ROOT, Collector, eventually, get
-from tests.integration import harness
+from tests.jobs import harness
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -32,7 +32,7 @@ from tests import chaos  # noqa: E402
 
 torch.set_num_threads(1)
 FOLDER = Path(tempfile.mkdtemp(prefix="ckpt-sentry-chaos-"))
-PARTS_OF_THE_AGENT = tuple(f"ckpt_sentry.{part}" for part in ("targets", "loads", "outlets", "audit", "checkpoints"))
+PARTS_OF_THE_AGENT = tuple(f"ckpt_sentry.{part}" for part in ("integrations", "model", "session", "core", "formats"))
 PARTS = {"0": "cpu", "1": "disk", "2": "cpu"}
 logging.getLogger("accelerate").setLevel(logging.CRITICAL)
 

@@ -28,13 +28,22 @@ from accelerate import Accelerator  # noqa: E402
 from safetensors.torch import load_file, load_model, save_file  # noqa: E402
 from torch.distributed.checkpoint.state_dict import set_model_state_dict  # noqa: E402
 
-from ckpt_sentry import install, loads, uninstall  # noqa: E402
-from ckpt_sentry.targets import module_calls, module_report  # noqa: E402
+from ckpt_sentry import install, uninstall  # noqa: E402
+from ckpt_sentry.integrations.torch_module import calls  # noqa: E402
+from ckpt_sentry.integrations.torch_module import report as module_report  # noqa: E402
+from ckpt_sentry.session import loads  # noqa: E402
 from tests import chaos  # noqa: E402
-from tests.targets.nets import Net, renamed, values  # noqa: E402
+from tests.integrations.nets import Net, renamed, values  # noqa: E402
 
 FOLDER = Path(tempfile.mkdtemp(prefix="ckpt-sentry-chaos-"))
-WATCHED = ("module", "torch_load", "provenance", "snapshot", "transformers", "accelerator", "unify")
+WATCHED = (
+    "integrations.torch_module",
+    "integrations.transformers",
+    "integrations.accelerate.state",
+    "model.provenance",
+    "model.snapshot",
+    "model.unify",
+)
 
 
 def outcome(load: Callable[[Any], Any], model: Any) -> tuple[Any, ...]:
@@ -62,7 +71,7 @@ def outcomes(state: Accelerator) -> list[tuple[Any, ...]]:
         module_report.forget()
     # What a broken point may have left: each is to be met by the next.
     loads._current.set(None)
-    module_calls._inside.set(False)
+    calls._inside.set(False)
     good, bad = str(FOLDER / "good.safetensors"), str(FOLDER / "bad.safetensors")
     small = {key: value for key, value in values().items() if "head" not in key}
 
@@ -126,8 +135,7 @@ def change(file: Path) -> None:
 
 
 def is_watched(point: chaos.Point) -> bool:
-    module = str(point).removeprefix("ckpt_sentry.").removeprefix("targets.")
-    return module.startswith(WATCHED)
+    return str(point).removeprefix("ckpt_sentry.").startswith(WATCHED)
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt_sentry.audit.fold import fold
+from ckpt_sentry.core.fold import fold
 from ckpt_sentry.render.folded import size
 
 

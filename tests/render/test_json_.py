@@ -6,18 +6,9 @@ from typing import Any
 
 from hypothesis import given, settings
 
-from ckpt_sentry.audit import codec, ranks
-from ckpt_sentry.audit.report import (
-    Coverage,
-    Finding,
-    KeyList,
-    LoadError,
-    LoadReport,
-    Phase,
-    Rename,
-    ShapeMismatch,
-)
 from ckpt_sentry.collector.aggregate import Aggregate
+from ckpt_sentry.core import codec, ranks
+from ckpt_sentry.core.report import Coverage, Finding, KeyList, LoadError, LoadReport, Phase, Rename, ShapeMismatch
 from ckpt_sentry.render import json_
 from tests.collector.jobs import LOAD, RUN, failing, finished, killed, seen, started, told
 from tests.render.test_text import aggregates

@@ -6,7 +6,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt_sentry.audit.report import (
+from ckpt_sentry.collector.aggregate import Aggregate, Aggregator
+from ckpt_sentry.core.report import (
     CheckpointSummary,
     Coverage,
     DtypeCast,
@@ -17,7 +18,6 @@ from ckpt_sentry.audit.report import (
     Rename,
     ShapeMismatch,
 )
-from ckpt_sentry.collector.aggregate import Aggregate, Aggregator
 from ckpt_sentry.render import cells, text
 from ckpt_sentry.render.page import ASCII
 from tests.collector.jobs import (

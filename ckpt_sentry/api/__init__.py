@@ -1,0 +1,3 @@
+"""
+What programs may ask for themselves: `precheck`, `audit`, `LoadAuditor`, `DCPErrorAggregator`.
+"""

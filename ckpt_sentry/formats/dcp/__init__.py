@@ -1,0 +1,3 @@
+"""
+What lies on disk of a distributed checkpoint.
+"""

@@ -1,0 +1,3 @@
+"""
+What a file of `torch.save` holds, without torch and without running its pickle.
+"""

@@ -1,0 +1,3 @@
+"""
+accelerate: the big-model loaders, `Accelerator.load_state` and FSDP's files.
+"""

@@ -1,0 +1,3 @@
+"""
+torch.distributed.checkpoint: every load that goes through `_load_state_dict`.
+"""

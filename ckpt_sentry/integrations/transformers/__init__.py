@@ -1,0 +1,3 @@
+"""
+transformers: `from_pretrained`, adapters, and the shards that `Trainer` resumes from.
+"""

@@ -1,0 +1,71 @@
+"""
+transformers: `load_sharded_checkpoint`, by which Trainer resumes from shards.
+
+It loads each shard by `load_state_dict(strict=False)`, and compares with the index alone (transformers 5.24.0,
+trainer_utils.py:1057; 4: modeling_utils.py). What each of these calls leaves out is the next one's: here they are one
+load, judged by what all of them have left out. With `strict=True` it raises by the index before it reads a shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+from ckpt_sentry.integrations.torch_module.seams import OBSERVER
+from ckpt_sentry.integrations.watch import watching
+from ckpt_sentry.patching import ledger
+from ckpt_sentry.patching.guard import contained
+from ckpt_sentry.patching.later import later
+from ckpt_sentry.session import loads
+
+if TYPE_CHECKING:
+    from ckpt_sentry.integrations.transformers import shards_judge
+    from ckpt_sentry.session.loads import Load
+else:
+    shards_judge = later("ckpt_sentry.integrations.transformers.shards_judge")
+
+TARGET: Final = "transformers"
+NAME: Final = "load_sharded_checkpoint"
+NOTE: Final = "shards"
+_PARAMETERS: Final = ("model", "folder", "strict", "prefer_safe")
+
+
+def instrument(module: ModuleType) -> None:
+    """
+    Patch the module that defines it: `transformers.trainer_utils`, or `transformers.modeling_utils` before 5.
+    """
+    if NAME in vars(module):
+        ledger.patch(module, NAME, watching(_begin, _before, _after, _end), target=TARGET)
+
+
+@contained("transformers_shards.begin")
+def _begin(_original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Load | None:
+    given = dict(zip(_PARAMETERS, args, strict=False), **kwargs)
+    if loads.current() is not None or not {"model", "folder"} <= given.keys():
+        return None
+    series = shards_judge.Series.of(given)
+    return loads.begin(
+        "transformers",
+        NAME,
+        series.path,
+        observe=lambda load: load.notes.update({NOTE: series, OBSERVER: series.take}),
+    )
+
+
+@contained("transformers_shards.before")
+def _before(load: Load) -> None:
+    load.facts = shards_judge.located(load.facts, load.notes[NOTE])
+
+
+@contained("transformers_shards.after")
+def _after(load: Load) -> None:
+    shards_judge.judge(load, load.notes[NOTE])
+
+
+@contained("transformers_shards.end")
+def _end(load: Load, error: BaseException | None) -> None:
+    try:
+        shards_judge.conclude(load, load.notes[NOTE], error)
+    finally:
+        load.leave()

@@ -1,0 +1,3 @@
+"""
+The launcher's side: it listens to its workers, outlives them all and reports for the job.
+"""

@@ -1,0 +1,161 @@
+"""
+The process above the workers: it listens to them, outlives them all and speaks for them.
+
+torchrun becomes one through `targets.torchrun`, any other launcher through `ckpt-sentry run`. A launcher that has such
+a parent above itself only relays to it how its workers ended.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from ckpt_sentry import config, identity
+from ckpt_sentry.dataclasses_ import replace
+from ckpt_sentry.launcher.job_reporter import Speaker
+from ckpt_sentry.launcher.socket_server import LauncherSocket
+from ckpt_sentry.patching.guard import contained
+from ckpt_sentry.session.process_reporter import records_for
+from ckpt_sentry.transport import connection
+from ckpt_sentry.transport.events import RankEnded, RunEnded
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+    from ckpt_sentry.core.report import Identity
+    from ckpt_sentry.transport.events import Event
+
+TICK_SECONDS: Final = 0.5
+RELAY_SECONDS: Final = 1.5
+SOCKET, RUN_ID = "CKPT_SENTRY_SOCKET", "CKPT_SENTRY_RUN_ID"
+
+
+def has_parent() -> bool:
+    """
+    Whether this process already has a parent that listens.
+    """
+    return SOCKET in os.environ
+
+
+class Surroundings:
+    """
+    Variables that workers are to inherit, put into an environment and taken out again.
+    """
+
+    def __init__(self, variables: dict[str, str]) -> None:
+        self.environment = variables
+        self._before: dict[str, str | None] = {}
+
+    def enter(self, environ: MutableMapping[str, str]) -> None:
+        """
+        Put the variables in.
+        """
+        self._before = {name: environ.get(name) for name in self.environment}
+        environ.update(self.environment)
+
+    def leave(self, environ: MutableMapping[str, str]) -> None:
+        """
+        Put back what was there before: a launch from a notebook is followed by others.
+        """
+        for name, value in self._before.items():
+            if value is None:
+                environ.pop(name, None)
+            else:
+                environ[name] = value
+
+
+class Parent(Surroundings):
+    """
+    A socket to which the workers connect, and a speaker behind it.
+
+    Args:
+        run_id: the run of all workers, or None where they tell it themselves (a command may start several runs).
+        local_ranks: how many workers there are, or None where they tell that themselves.
+        knows_ends: whether whoever owns this tells how each worker ended; else what the connections show has to do.
+    """
+
+    def __init__(self, run_id: str | None, local_ranks: int | None, *, knows_ends: bool = True) -> None:
+        config.warn_problems()
+        me = identity.identity({})
+        self.run_id = run_id or me.run_id
+        self._identity = replace(me, run_id=self.run_id)
+        self._knows_ends = knows_ends
+        records = records_for(self._identity)
+        self._speaker = Speaker(records, local_ranks, source=f"{self._identity.node}:{os.getpid()}")
+        self._socket = LauncherSocket(self._take, self._gone)
+        self._socket.start()
+        variables = {SOCKET: self._socket.path}
+        super().__init__(variables if run_id is None else variables | {RUN_ID: run_id})
+        self._closed = threading.Event()
+        self._ticker = threading.Thread(target=self._tick, name="ckpt_sentry-speaker", daemon=True)
+        self._ticker.start()
+
+    def hear(self, event: Event) -> None:
+        """
+        Take one event of this very process: how a worker ended.
+        """
+        self._speaker.hear(event)
+
+    def close(self, *, ok: bool, signal: str | None = None) -> None:
+        """
+        All workers are gone: stop listening and say what has not been said. May be called twice.
+
+        Args:
+            ok: whether all went well, as the launcher tells by its exit code.
+            signal: by which signal the launcher says that a worker was killed, if it does.
+        """
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._socket.close()
+        self._ticker.join()
+        if signal is not None and not self._knows_ends:
+            self._speaker.blame(signal)
+        now = time.time()
+        for run_id in self._speaker.runs() or (self.run_id,):
+            self._speaker.hear(RunEnded(identity=replace(self._identity, run_id=run_id), at=now, ok=ok))
+        self._speaker.settle()
+
+    def _take(self, request: dict[str, Any]) -> None:
+        self._speaker.receive(request)
+
+    def _gone(self, who: Identity) -> None:
+        """
+        A worker's connection has closed: its process has ended.
+        """
+        if not self._knows_ends and not self._closed.is_set():
+            self._speaker.gone(who)
+
+    def _tick(self) -> None:
+        while not self._closed.wait(TICK_SECONDS):
+            self._tick_once()
+
+    @contained("coordinator.tick")
+    def _tick_once(self) -> None:
+        overdue = self._speaker.overdue(config.settings().stall_after)
+        if overdue:
+            self._socket.ask({"loads": overdue})
+        self._speaker.tick()
+
+
+class Relay(Surroundings):
+    """
+    A launcher below another parent: what it knows of its workers goes there.
+    """
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__({RUN_ID: run_id})
+        self.run_id = run_id
+
+    def hear(self, event: RankEnded) -> None:
+        """
+        Bring the parent one event.
+        """
+        connection.tell(event, RELAY_SECONDS)
+
+    def close(self, *, ok: bool) -> None:
+        """
+        Nothing is left to be done: the parent goes on.
+        """

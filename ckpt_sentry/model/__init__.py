@@ -1,0 +1,3 @@
+"""
+What a torch module or state dict holds: inventories, values, provenance.
+"""

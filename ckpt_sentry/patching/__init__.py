@@ -1,0 +1,3 @@
+"""
+What replaces the host's functions and gives them back: guard, ledger, search for aliases, hooks after imports.
+"""

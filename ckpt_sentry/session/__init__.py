@@ -1,0 +1,3 @@
+"""
+The life of one load in this process: begin, phases, conclude; identity, sinks, stalls, exit.
+"""

@@ -1,0 +1,145 @@
+"""
+A process without a launcher speaks for itself: it keeps its records and says one report for each of its loads.
+
+Where there is a launcher, `run_speaker` speaks for all of its workers.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING, Final
+
+from ckpt_sentry import config, identity, names
+from ckpt_sentry.collector.aggregate import Aggregator
+from ckpt_sentry.collector.records import Records, place
+from ckpt_sentry.collector.repeats import Repeats
+from ckpt_sentry.render import terminal
+from ckpt_sentry.render.cells import visible
+from ckpt_sentry.render.page import Segment
+from ckpt_sentry.render.text import every_key
+from ckpt_sentry.session import stall
+from ckpt_sentry.transport import otlp_json
+from ckpt_sentry.transport.events import LoadFinished, LoadStalled, LoadStarted
+
+if TYPE_CHECKING:
+    from ckpt_sentry.collector.aggregate import Aggregate
+    from ckpt_sentry.core.report import Identity
+    from ckpt_sentry.transport.events import Event
+
+ONE_REPORT: Final = "ckpt-sentry run -- COMMAND    one report for all ranks"
+"""What to run where several ranks have no common launcher that speaks for them."""
+
+
+class OwnSpeaker:
+    """
+    Speaks for this process alone, at once.
+
+    Of several ranks without a common launcher only one is heard: the first for what all of them see, and each for a
+    failure of its own.
+    """
+
+    def __init__(self) -> None:
+        config.warn_problems()
+        me = identity.identity()
+        self._records = records_for(me)
+        self._kept = Repeats(self._records, is_alone=True)
+        self._aggregators: dict[str, Aggregator] = {}
+        self._alarms: dict[str, stall.Alarm] = {}
+        self._lock = threading.RLock()
+
+    def hear(self, event: Event) -> None:
+        """
+        Take one event of this process; a finished load is said.
+        """
+        with self._lock:
+            self._kept.add((event,), otlp_json.encode((event,)))
+            load_id = otlp_json.load_id(event)
+            if load_id is None:
+                return
+            aggregator = self._aggregators.setdefault(load_id, Aggregator())
+            aggregator.add(event, source=f"{event.identity.node}:{event.identity.pid}")
+            if isinstance(event, LoadStarted):
+                self._watch(event)
+            if not isinstance(event, (LoadFinished, LoadStalled)):
+                return
+            if isinstance(event, LoadFinished):
+                del self._aggregators[load_id]
+                if (alarm := self._alarms.pop(load_id, None)) is not None:
+                    alarm.cancel()
+            if not speaks() or not (event.identity.rank == 0 or _is_own_trouble(event)):
+                return
+            aggregate = aggregator.aggregate(load_id, expected=(event.identity.rank,))
+        if aggregate is not None:
+            say(aggregate, self._records, *([ONE_REPORT] if aggregate.world_size > 1 else []))
+
+    def _watch(self, event: LoadStarted) -> None:
+        seconds = config.settings().stall_after
+        if seconds != math.inf:
+            self._alarms[event.load_id] = stall.Alarm(event.identity, event.load_id, seconds, self.hear)
+
+
+def records_for(me: Identity) -> Records:
+    """
+    The records of this process, where the settings want them.
+    """
+    where = place(config.settings().dir, me.run_id)
+    return Records(where, run_id=me.run_id, node=me.node, pid=me.pid)
+
+
+_own: OwnSpeaker | None = None
+_own_lock = threading.RLock()
+
+
+def own() -> OwnSpeaker:
+    """
+    The speaker of this process, made at first use.
+    """
+    global _own  # noqa: PLW0603 - one for the process, as are its settings
+    with _own_lock:
+        if _own is None:
+            _own = OwnSpeaker()
+        return _own
+
+
+def _after_fork_in_child() -> None:
+    global _own, _own_lock
+    _own, _own_lock = None, threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def speaks() -> bool:
+    """
+    Whether reports are printed for a person: unless `CKPT_SENTRY_LOG` leaves that to the log lines.
+    """
+    return config.settings().log in ("auto", "console")
+
+
+def say(aggregate: Aggregate, records: Records, *more: str) -> None:
+    """
+    Print the report of a load for a person, where the settings want that.
+
+    `more` are commands that would tell more than the records, which it says how to read.
+    """
+    if speaks():
+        terminal.show(aggregate, hints=(records.problem or every_key(aggregate), *more))
+
+
+def say_line(text: str) -> None:
+    """
+    Print one line that is about a run rather than about a load.
+    """
+    if speaks():
+        terminal.write([(Segment(names.SCOPE, "name"), Segment(f" {visible(text)}"))], sys.stderr)
+
+
+def _is_own_trouble(event: LoadFinished | LoadStalled) -> bool:
+    if isinstance(event, LoadStalled):
+        return False
+    report = event.report
+    return report.error is not None and all(finding.code != "peer_failed" for finding in report.findings)

@@ -1,0 +1,61 @@
+"""
+The catalogue, the page that is made of it, and the codes in the source hold together.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from ckpt_sentry.core import codes
+
+PACKAGE = Path(codes.__file__).parents[1]
+PAGE = PACKAGE.parent / "docs" / "findings.md"
+
+
+def said() -> set[str]:
+    """
+    Every code that stands as a literal where a finding is made.
+    """
+    found = set()
+    for file in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "").endswith("Finding") and node.args:
+                found |= {
+                    one.value
+                    for one in ast.walk(node.args[0])
+                    if isinstance(one, ast.Constant) and re.fullmatch(r"[a-z]+(_[a-z]+)+", str(one.value))
+                }
+    return found
+
+
+def test_every_code_that_is_said_stands_in_the_catalogue() -> None:
+    assert said() - codes.BY_NAME.keys() == set()
+
+
+def test_every_code_of_the_catalogue_stands_in_the_source() -> None:
+    source = "".join(file.read_text() for file in PACKAGE.rglob("*.py") if file.name != "codes.py")
+    stems = {name.rpartition("_")[0] for name in codes.BY_NAME if name.endswith(("_missing", "_extra"))}
+    assert [name for name in codes.BY_NAME if f'"{name}"' not in source and name.rpartition("_")[0] not in stems] == []
+
+
+def test_codes_are_named_once_and_explain_known_ones() -> None:
+    names = [code.name for code in codes.CATALOGUE]
+    assert len(names) == len(set(names))
+    assert set().union(*(code.explains for code in codes.CATALOGUE)) <= set(names)
+
+
+def test_causes_stand_before_what_they_explain() -> None:
+    for code in codes.CATALOGUE:
+        assert all(codes.PLACE[code.name] < codes.PLACE[other] for other in code.explains - {"no_overlap"})
+
+
+def test_meanings_are_sentences() -> None:
+    for code in codes.CATALOGUE:
+        assert code.meaning[0].isupper(), code.name
+        assert code.meaning.endswith((".", "?")), code.name
+
+
+def test_the_page_is_that_of_the_catalogue() -> None:
+    assert PAGE.read_text() == codes.as_markdown(), "python -m ckpt_sentry.core.codes > docs/findings.md"
