@@ -1,5 +1,5 @@
 """
-Who speaks: rank, world, node, run and the ids of a load, from the environment and the process group alone.
+Which process this is: rank, world, node, run and the ids of a load, from the environment and the process group alone.
 
 Nothing here talks to another process. All ranks of a load come to the same ids because they hash the same facts: the
 run, its attempt, the operation and how many times this process has called it. Nothing here raises on what it reads

@@ -12,7 +12,7 @@ import click
 from ckpt_sentry import config
 from ckpt_sentry.integrations.launchers.torchrun_workers import signal_name
 from ckpt_sentry.launcher import command as launch
-from ckpt_sentry.launcher.coordinator import Parent, has_parent
+from ckpt_sentry.launcher.coordinator import Coordinator, has_coordinator
 from ckpt_sentry.patching.guard import contained
 
 
@@ -34,26 +34,26 @@ def command(command_line: tuple[str, ...]) -> None:
     loads. CKPT_SENTRY is set to 1 unless it is set already.
     """
     environ = launch.environment(os.environ)
-    parent = _parent(config.Settings.from_env(environ))
-    if parent is not None:
-        parent.enter(environ)
+    coordinator = _coordinator(config.Settings.from_env(environ))
+    if coordinator is not None:
+        coordinator.enter(environ)
     code = launch.run(command_line, environ)
-    if parent is not None:
-        _close(parent, code)
+    if coordinator is not None:
+        _close(coordinator, code)
     sys.exit(code)
 
 
 @contained("run.coordinator")
-def _parent(settings: config.Settings) -> Parent | None:
-    if settings.mode == "off" or has_parent():
+def _coordinator(settings: config.Settings) -> Coordinator | None:
+    if settings.mode == "off" or has_coordinator():
         return None
-    return Parent(None, None, knows_ends=False)
+    return Coordinator(None, None, knows_ends=False)
 
 
 @contained("run.close")
-def _close(parent: Parent, code: int) -> None:
+def _close(coordinator: Coordinator, code: int) -> None:
     """
     Say what is left to be said. Launchers say by their own exit code by which signal a worker was killed, as shells do.
     """
     killed = code - launch.KILLED
-    parent.close(ok=code == 0, signal=signal_name(killed) if killed > 0 else None)
+    coordinator.close(ok=code == 0, signal=signal_name(killed) if killed > 0 else None)

@@ -10,8 +10,8 @@ from collections.abc import Collection
 from typing import Final, cast
 
 from ckpt_sentry.collector import findings
-from ckpt_sentry.collector.ends import Attempt, Cause, Story
-from ckpt_sentry.collector.groups import LoadState, Saying, joined
+from ckpt_sentry.collector.ends import Attempt, Cause, Ending
+from ckpt_sentry.collector.groups import LoadState, RanksReport, joined
 from ckpt_sentry.collector.left_out import LeftOut
 from ckpt_sentry.collector.summary import (
     NO_MISMATCHES,
@@ -257,16 +257,16 @@ class Aggregator:
         # Records may be anybody's: what is shown of them holds no credentials, whoever wrote them.
         return clean(_summarise(state, self._story(state, expected, settled=settled)))
 
-    def _story(self, state: LoadState, expected: Collection[int] | None, *, settled: bool) -> Story:
+    def _story(self, state: LoadState, expected: Collection[int] | None, *, settled: bool) -> Ending:
         wanted = state.reach if expected is None else expected
-        return Story(state, self._attempt_of(state), wanted, self._order_by, settled=settled)
+        return Ending(state, self._attempt_of(state), wanted, self._order_by, settled=settled)
 
     def _attempt_of(self, state: LoadState) -> Attempt:
         who = state.identity
         return self._attempts.get((who.run_id + state.aside, who.attempt)) or Attempt(set())
 
 
-def _summarise(state: LoadState, story: Story) -> Aggregate:
+def _summarise(state: LoadState, story: Ending) -> Aggregate:
     first = story.first()
     groups = joined(state.sayings)
     found = findings.collect(state, story, groups, first)
@@ -311,21 +311,21 @@ def _summarise(state: LoadState, story: Story) -> Aggregate:
     )
 
 
-def _reports(lead: Saying | None, groups: list[Saying]) -> list[LoadReport]:
+def _reports(lead: RanksReport | None, groups: list[RanksReport]) -> list[LoadReport]:
     """
     What the groups report, that of the leading one first.
     """
     return [one.report for one in (*((lead,) if lead else ()), *groups)]
 
 
-def _lead(groups: list[Saying], first: Cause | None) -> Saying | None:
+def _lead(groups: list[RanksReport], first: Cause | None) -> RanksReport | None:
     """
     The worst group: by verdict, by keys that did not fit, by coverage; the first failing rank's, then the largest.
 
     Ranks that were only told of another's failure lead where there are no others.
     """
 
-    def badness(one: Saying) -> tuple[float, ...]:
+    def badness(one: RanksReport) -> tuple[float, ...]:
         report = one.report
         wrong = report.missing.count + sum(item.count for item in report.mismatched)
         coverage = report.coverage.judged if report.coverage else 1.0
@@ -350,7 +350,7 @@ def _mismatches(report: LoadReport | None) -> Mismatches:
     return Mismatches(sum(item.count for item in report.mismatched), report.mismatched)
 
 
-def _verdict(story: Story, groups: list[Saying], found: tuple[RankFinding, ...], first: Cause | None) -> Verdict:
+def _verdict(story: Ending, groups: list[RanksReport], found: tuple[RankFinding, ...], first: Cause | None) -> Verdict:
     verdicts = {one.report.verdict for one in groups}
     codes = {one.code for one in found if one.level != "info"}
     # What the agent refuses has its own verdict: that it was partial, without overlap, or of wrong values.

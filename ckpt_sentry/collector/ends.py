@@ -13,7 +13,7 @@ from ckpt_sentry.collector.summary import STILL_WAITING, JobError, OrderBy, Rank
 from ckpt_sentry.collector.wording import (
     CODES,
     MORE_TIME,
-    Told,
+    RanksEnded,
     by_ranks,
     ended_error,
     how,
@@ -108,7 +108,7 @@ class Cause(NamedTuple):
     error: LoadError
 
 
-class Story:
+class Ending:
     """
     One load seen together with the ends of its ranks.
 
@@ -303,9 +303,9 @@ class Story:
         who = ranks.compact(self.state.failures)
         others = f"rank{'s'[: len(self.state.failures) > 1]} {who}"
 
-        def late(rank: int) -> Told:
+        def late(rank: int) -> RanksEnded:
             busy = self._doing(rank).removeprefix("while ")
-            return Told("rank_stalled", f"was still {busy} when {others} gave up waiting", MORE_TIME)
+            return RanksEnded("rank_stalled", f"was still {busy} when {others} gave up waiting", MORE_TIME)
 
         found += by_ranks(self._late, late, "error")
 
@@ -313,7 +313,7 @@ class Story:
         untold = set(self.state.failures).union(self._late)
         stopped = [rank for rank in self.open if self.stopped(rank) and rank not in untold]
         say = "was stopped by the launcher"
-        found += by_ranks(stopped, lambda rank: Told("peer_failed", f"{say} {self._doing(rank)}"), "info")
+        found += by_ranks(stopped, lambda rank: RanksEnded("peer_failed", f"{say} {self._doing(rank)}"), "info")
         silent = set(self.open).difference(untold, stopped)
         found += by_ranks(filter(self.is_over, sorted(silent)), self._ending, "error")
 
@@ -325,18 +325,18 @@ class Story:
         if end is not None and end.event.identity.rank in self.state.finished and not self.state.failures:
             code = CODES.get(end.event.how, "rank_exited")
             text = f"{was(end.event)} after this load had ended there"
-            found += by_ranks([end.event.identity.rank], lambda _: Told(code, text), "info")
+            found += by_ranks([end.event.identity.rank], lambda _: RanksEnded(code, text), "info")
 
-    def _ending(self, rank: int) -> Told:
+    def _ending(self, rank: int) -> RanksEnded:
         end = self.ends.get(rank)
         if end is None and self._is_mute(rank):
             if (stall := self.state.stalls.get(rank)) is not None:
                 return waits(stall, self.state.phases.get(rank))
-            return Told("rank_stalled", f"was last heard of {self._doing(rank)}")
+            return RanksEnded("rank_stalled", f"was last heard of {self._doing(rank)}")
         if end is None:
-            return Told("rank_exited", f"ended {self._doing(rank)}, without a word", step_after(None))
+            return RanksEnded("rank_exited", f"ended {self._doing(rank)}, without a word", step_after(None))
         code = CODES.get(end.event.how, "rank_exited")
-        return Told(code, f"{was(end.event)} {self._doing(rank)}", step_after(end.event))
+        return RanksEnded(code, f"{was(end.event)} {self._doing(rank)}", step_after(end.event))
 
     def _absent_findings(self, found: list[RankFinding]) -> None:
         if not self.troubled:
@@ -346,11 +346,11 @@ class Story:
         alive = [rank for rank in self.absent if rank not in ended and self._missed(rank, known=known)]
         killed = [rank for rank, event in ended.items() if event.how == "killed"]
 
-        def gone(rank: int) -> Told:
-            return Told("rank_absent", f"never came to this load: {how(ended[rank])}", look_at(ended[rank]))
+        def gone(rank: int) -> RanksEnded:
+            return RanksEnded("rank_absent", f"never came to this load: {how(ended[rank])}", look_at(ended[rank]))
 
-        def shot(rank: int) -> Told:
-            return Told("rank_killed", f"{was(ended[rank])} {doing(None)}", step_after(ended[rank]))
+        def shot(rank: int) -> RanksEnded:
+            return RanksEnded("rank_killed", f"{was(ended[rank])} {doing(None)}", step_after(ended[rank]))
 
         found += by_ranks(ended, gone, "error")
         found += by_ranks(killed, shot, "error")
@@ -364,12 +364,14 @@ class Story:
             return True
         return self._collective and not known and (self.is_over(rank) or bool(self.state.stalls))
 
-    def _absence(self, rank: int) -> Told:
+    def _absence(self, rank: int) -> RanksEnded:
         stall = self.state.stalls.get(rank)
         maybe = self._is_mute(rank) or not self.is_over(rank)
         text = "has not come to this load" if maybe else "never came to this load"
         text += stack_below(stall)
-        return Told("rank_absent", text, "Find out what it does instead of loading: every rank must make this call.")
+        return RanksEnded(
+            "rank_absent", text, "Find out what it does instead of loading: every rank must make this call."
+        )
 
     def _stall_findings(self, found: list[RankFinding]) -> None:
         waiting = (rank for rank in self.open if rank in self.state.stalls and not self.is_over(rank))

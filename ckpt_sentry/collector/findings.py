@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
-from ckpt_sentry.collector.ends import Cause, Story
-from ckpt_sentry.collector.groups import NO_RANK, LoadState, Saying, anonymous, finding_key
+from ckpt_sentry.collector.ends import Cause, Ending
+from ckpt_sentry.collector.groups import NO_RANK, LoadState, RanksReport, anonymous, finding_key
 from ckpt_sentry.collector.summary import LEVELS, RankFinding
 from ckpt_sentry.core import codes, ranks
 from ckpt_sentry.core.peers import is_refusal
@@ -21,11 +21,11 @@ _UNKNOWN: Final = codes.PLACE["low_coverage"]
 """Where a code stands that a newer rank has said: behind the causes, before their effects."""
 
 
-def collect(state: LoadState, story: Story, groups: list[Saying], first: Cause | None) -> tuple[RankFinding, ...]:
+def collect(state: LoadState, story: Ending, groups: list[RanksReport], first: Cause | None) -> tuple[RankFinding, ...]:
     """
     All findings of a load, sorted: by level, what the first failing rank says before others, causes before effects.
     """
-    found = [*merged(_sayings(state, groups)), *story.findings(), *divergence(state, groups)]
+    found = [*merged(_ranks_reports(state, groups)), *story.findings(), *divergence(state, groups)]
     found += _unexplained(state, found)
     lead = first.rank if first else None
     leading = codes.LEADING
@@ -63,7 +63,7 @@ class _Said(NamedTuple):
     """The digest of the keys that they ask for."""
 
 
-def _sayings(state: LoadState, groups: list[Saying]) -> list[_Said]:
+def _ranks_reports(state: LoadState, groups: list[RanksReport]) -> list[_Said]:
     """
     What ranks found: in their reports, and before their reports, where none has come.
     """
@@ -124,7 +124,7 @@ def _named(members: Collection[int]) -> str:
     return f"rank{'s'[: len(members) > 1]} {ranks.compact(members)}"
 
 
-def divergence(state: LoadState, groups: list[Saying]) -> list[RankFinding]:
+def divergence(state: LoadState, groups: list[RanksReport]) -> list[RankFinding]:
     """
     What ranks do differently: paths, steps, sets of keys.
     """
@@ -155,7 +155,7 @@ def _differ(code: str, what: str, rows: dict[str, list[int]], step: str | None) 
     return RankFinding(code, "warning", everyone, f"{what}: {', '.join(some)}{more}", step)
 
 
-def _key_sets(groups: list[Saying]) -> list[RankFinding]:
+def _key_sets(groups: list[RanksReport]) -> list[RankFinding]:
     digests: dict[str, set[int]] = defaultdict(set)
     sizes: dict[str, int] = {}
     planned = all("/" in one.report.key_digest for one in groups if one.report.key_digest is not None)

@@ -29,7 +29,7 @@ MAX_STACK_CHARS: Final = 8_000
 MAX_PHASES: Final = 64
 
 NO_RANK: Final = -1
-"""The rank whose number no text holds: what is said with its voice names nobody as the speaker."""
+"""The rank whose number no text holds: what is said with its number names nobody."""
 
 _NOBODY: Final = Identity(run_id="")
 _TOLD_CHARS: Final = 40
@@ -39,7 +39,7 @@ _ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]+|\[[0-9a-fA-F:]{2,45}\]|\b\d{1,3}(?
 
 def anonymous(text: str, rank: int) -> str:
     """
-    A text without what differs from rank to rank and is no fact: object and network addresses, the speaker's own rank.
+    A text without what differs from rank to rank and is no fact: addresses, and its own rank.
     """
     own = str(rank)
     text = _ADDRESS.sub("@", text)
@@ -104,7 +104,7 @@ class Stall:
 
 
 @dataclass(slots=True)
-class Saying:
+class RanksReport:
     """
     A distinct report and the ranks that gave it.
     """
@@ -113,13 +113,13 @@ class Saying:
     ranks: set[int] = field(default_factory=set)
 
 
-def joined(sayings: Mapping[LoadReport, Saying]) -> list[Saying]:
+def joined(sayings: Mapping[LoadReport, RanksReport]) -> list[RanksReport]:
     """
     The sayings that ranks stand behind, by what `same_saying` makes of them, sorted by their lowest ranks.
 
     "Written by rank 1" is a fact where others say it of rank 1, so rank 1 is one of them, though it names itself.
     """
-    found: dict[LoadReport, Saying] = {}
+    found: dict[LoadReport, RanksReport] = {}
     for key, one in sayings.items():
         if not one.ranks:
             continue
@@ -128,7 +128,7 @@ def joined(sayings: Mapping[LoadReport, Saying]) -> list[Saying]:
             fact = key
         known = found.get(fact)
         lowest = one if known is None or min(one.ranks) < min(known.ranks) else known
-        found[fact] = Saying(lowest.report, one.ranks | (known.ranks if known else set()))
+        found[fact] = RanksReport(lowest.report, one.ranks | (known.ranks if known else set()))
     return sorted(found.values(), key=lambda one: min(one.ranks))
 
 
@@ -145,10 +145,10 @@ class LoadState:
     stalls: dict[int, Stall] = field(default_factory=dict)
     early: dict[int, tuple[Finding, ...]] = field(default_factory=dict)
     """What ranks have found before the end, for those that will not come to it."""
-    finished: dict[int, Saying] = field(default_factory=dict)
+    finished: dict[int, RanksReport] = field(default_factory=dict)
     times: dict[int, tuple[float, float, int]] = field(default_factory=dict)
     phase_seconds: dict[str, dict[int, float]] = field(default_factory=dict)
-    sayings: dict[LoadReport, Saying] = field(default_factory=dict)
+    sayings: dict[LoadReport, RanksReport] = field(default_factory=dict)
     nodes: dict[int, str] = field(default_factory=dict)
     _reach: set[int] = field(default_factory=set)
     _heard: dict[str, list[int]] = field(default_factory=dict)
@@ -275,7 +275,7 @@ class LoadState:
             return
         if known is not None:
             known.ranks.discard(rank)
-        self.finished[rank] = self._saying(report, rank)
+        self.finished[rank] = self._ranks_report(report, rank)
         self.head = report if not isinstance(self.head, LoadReport) else self.head
         self.first_at = min(self.first_at, report.started_at)
         self.times[rank] = (report.started_at, report.ended_at, report.bytes_read)
@@ -292,7 +292,7 @@ class LoadState:
     def _rank_of(self, report: LoadReport, rank: int) -> tuple[int, float]:
         return SEVERITY[report.verdict], self.times[rank][1]
 
-    def _saying(self, report: LoadReport, rank: int) -> Saying:
+    def _ranks_report(self, report: LoadReport, rank: int) -> RanksReport:
         key = same_saying(report, rank)
         saying = self.sayings.get(key)
         if saying is None and len(self.sayings) >= MAX_GROUPS:
@@ -301,7 +301,7 @@ class LoadState:
             key = same_saying(report, rank)
             saying = self.sayings.get(key)
         if saying is None:
-            saying = self.sayings[key] = Saying(report)
+            saying = self.sayings[key] = RanksReport(report)
         saying.ranks.add(rank)
         if rank <= saying.report.identity.rank:
             saying.report = report

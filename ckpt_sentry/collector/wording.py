@@ -23,7 +23,7 @@ MORE_TIME: Final = "Find out why it took so long, or give the process group more
 _SEE_OUTPUT: Final = "See that rank's own output for why it left."
 
 
-class Told(NamedTuple):
+class RanksEnded(NamedTuple):
     """
     What is said of one rank: the code, the words behind its name, and the next step if there is any.
     """
@@ -83,14 +83,14 @@ def ended_error(event: RankEnded, phase: str | None) -> LoadError:
     return LoadError(kind, how(event), phase)
 
 
-def waits(stall: Stall, phase: str | None) -> Told:
+def waits(stall: Stall, phase: str | None) -> RanksEnded:
     """
     That a rank waits in a phase, with its stack.
     """
     seconds = max(0.0, stall.at - stall.since)
     # Whole seconds, and coarse ones for long waits: ranks that wait for the same thing should fall together.
     shown = round(seconds, -1) if seconds >= 100 else round(seconds)  # noqa: PLR2004
-    return Told("rank_stalled", f"waits {doing(phase)} for {shown:.0f} s{stack_below(stall)}")
+    return RanksEnded("rank_stalled", f"waits {doing(phase)} for {shown:.0f} s{stack_below(stall)}")
 
 
 def stack_below(stall: Stall | None) -> str:
@@ -122,11 +122,11 @@ def stalled_before(stalls: Mapping[int, Stall], state: LoadState) -> RankFinding
     return RankFinding("rank_stalled", "info", ranks.compact(stalls), text)
 
 
-def by_ranks(members: Iterable[int], say: Callable[[int], Told], level: Level) -> list[RankFinding]:
+def by_ranks(members: Iterable[int], say: Callable[[int], RanksEnded], level: Level) -> list[RankFinding]:
     """
     Findings for ranks, one for all that say the same; the text names the ranks.
     """
-    groups: dict[Told, list[int]] = defaultdict(list)
+    groups: dict[RanksEnded, list[int]] = defaultdict(list)
     for rank in members:
         groups[say(rank)].append(rank)
     found = []

@@ -1,5 +1,5 @@
 """
-When the agent speaks by raising, and the smallest setting that would let a load pass (DESIGN: policy).
+When the agent raises an error of its own, and the smallest setting that would let a load pass (docs/policy.md).
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ PhaseName = Literal[
 @dataclass(frozen=True, slots=True)
 class Identity:
     """
-    Which process speaks. Taken from the environment and the process group, never by communication.
+    Which process a report is of. Taken from the environment and the process group, never by communication.
 
     `attempt` counts the restarts of the run (0 for the first start). `node` is the host's name. A process outside any
     launcher is rank 0 of a world of 1.
@@ -123,7 +123,7 @@ class Rename:
 @dataclass(frozen=True, slots=True)
 class Finding:
     """
-    One thing worth saying: a stable code (DESIGN: the finding codes), a level, a sentence, and the next step if any.
+    One thing worth saying: a stable code (docs/findings.md), a level, a sentence, and the next step if any.
     """
 
     code: str

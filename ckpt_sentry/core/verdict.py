@@ -1,5 +1,5 @@
 """
-One word for a load (DESIGN: words), from what is known about it on this rank.
+One word for a load (docs/findings.md), from what is known about it on this rank.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-The parent of a command: start it with the agent in its environment, pass signals on, end as it ends.
+What `ckpt-sentry run` does with a command: start it with the agent in its environment, pass signals on, end as it ends.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from types import FrameType
 
-BOOTSTRAP = Path(__file__).parent / "_bootstrap"
+BOOTSTRAP = Path(__file__).parents[1] / "_bootstrap"
 """The folder with the `sitecustomize` that starts the agent."""
 
 NOT_EXECUTABLE = 126

@@ -1,8 +1,8 @@
 """
-The process above the workers: it listens to them, outlives them all and speaks for them.
+The process above the workers: it listens to them, outlives them all and reports for them.
 
-torchrun becomes one through `targets.torchrun`, any other launcher through `ckpt-sentry run`. A launcher that has such
-a parent above itself only relays to it how its workers ended.
+torchrun becomes one through `integrations.launchers.torchrun`, any other launcher through `ckpt-sentry run`. A launcher
+that has a coordinator above itself only relays to it how its workers ended.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry import config, identity
 from ckpt_sentry.dataclasses_ import replace
-from ckpt_sentry.launcher.job_reporter import Speaker
+from ckpt_sentry.launcher.job_reporter import JobReporter
 from ckpt_sentry.launcher.socket_server import LauncherSocket
 from ckpt_sentry.patching.guard import contained
 from ckpt_sentry.session.process_reporter import records_for
@@ -32,14 +32,14 @@ RELAY_SECONDS: Final = 1.5
 SOCKET, RUN_ID = "CKPT_SENTRY_SOCKET", "CKPT_SENTRY_RUN_ID"
 
 
-def has_parent() -> bool:
+def has_coordinator() -> bool:
     """
-    Whether this process already has a parent that listens.
+    Whether this process already has a coordinator that listens.
     """
     return SOCKET in os.environ
 
 
-class Surroundings:
+class EnvironmentOverlay:
     """
     Variables that workers are to inherit, put into an environment and taken out again.
     """
@@ -66,9 +66,9 @@ class Surroundings:
                 environ[name] = value
 
 
-class Parent(Surroundings):
+class Coordinator(EnvironmentOverlay):
     """
-    A socket to which the workers connect, and a speaker behind it.
+    A socket to which the workers connect, and a job reporter behind it.
 
     Args:
         run_id: the run of all workers, or None where they tell it themselves (a command may start several runs).
@@ -83,20 +83,20 @@ class Parent(Surroundings):
         self._identity = replace(me, run_id=self.run_id)
         self._knows_ends = knows_ends
         records = records_for(self._identity)
-        self._speaker = Speaker(records, local_ranks, source=f"{self._identity.node}:{os.getpid()}")
-        self._socket = LauncherSocket(self._take, self._gone)
+        self._reporter = JobReporter(records, local_ranks, source=f"{self._identity.node}:{os.getpid()}")
+        self._socket = LauncherSocket(self._take, self._on_disconnect)
         self._socket.start()
         variables = {SOCKET: self._socket.path}
         super().__init__(variables if run_id is None else variables | {RUN_ID: run_id})
         self._closed = threading.Event()
-        self._ticker = threading.Thread(target=self._tick, name="ckpt_sentry-speaker", daemon=True)
+        self._ticker = threading.Thread(target=self._tick, name="ckpt_sentry-reporter", daemon=True)
         self._ticker.start()
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """
         Take one event of this very process: how a worker ended.
         """
-        self._speaker.hear(event)
+        self._reporter.on_event(event)
 
     def close(self, *, ok: bool, signal: str | None = None) -> None:
         """
@@ -112,21 +112,21 @@ class Parent(Surroundings):
         self._socket.close()
         self._ticker.join()
         if signal is not None and not self._knows_ends:
-            self._speaker.blame(signal)
+            self._reporter.assign_cause(signal)
         now = time.time()
-        for run_id in self._speaker.runs() or (self.run_id,):
-            self._speaker.hear(RunEnded(identity=replace(self._identity, run_id=run_id), at=now, ok=ok))
-        self._speaker.settle()
+        for run_id in self._reporter.runs() or (self.run_id,):
+            self._reporter.on_event(RunEnded(identity=replace(self._identity, run_id=run_id), at=now, ok=ok))
+        self._reporter.settle()
 
     def _take(self, request: dict[str, Any]) -> None:
-        self._speaker.receive(request)
+        self._reporter.receive(request)
 
-    def _gone(self, who: Identity) -> None:
+    def _on_disconnect(self, who: Identity) -> None:
         """
         A worker's connection has closed: its process has ended.
         """
         if not self._knows_ends and not self._closed.is_set():
-            self._speaker.gone(who)
+            self._reporter.on_disconnect(who)
 
     def _tick(self) -> None:
         while not self._closed.wait(TICK_SECONDS):
@@ -134,28 +134,28 @@ class Parent(Surroundings):
 
     @contained("coordinator.tick")
     def _tick_once(self) -> None:
-        overdue = self._speaker.overdue(config.settings().stall_after)
+        overdue = self._reporter.overdue(config.settings().stall_after)
         if overdue:
             self._socket.ask({"loads": overdue})
-        self._speaker.tick()
+        self._reporter.tick()
 
 
-class Relay(Surroundings):
+class Relay(EnvironmentOverlay):
     """
-    A launcher below another parent: what it knows of its workers goes there.
+    A launcher below another coordinator: what it knows of its workers goes there.
     """
 
     def __init__(self, run_id: str) -> None:
         super().__init__({RUN_ID: run_id})
         self.run_id = run_id
 
-    def hear(self, event: RankEnded) -> None:
+    def on_event(self, event: RankEnded) -> None:
         """
-        Bring the parent one event.
+        Bring the coordinator one event.
         """
-        connection.tell(event, RELAY_SECONDS)
+        connection.send_once(event, RELAY_SECONDS)
 
     def close(self, *, ok: bool) -> None:
         """
-        Nothing is left to be done: the parent goes on.
+        Nothing is left to be done: the coordinator goes on.
         """

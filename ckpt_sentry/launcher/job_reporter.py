@@ -1,5 +1,5 @@
 """
-Who speaks for a run: folds the events of its ranks, keeps the records and says one report for each load.
+The reporter of a job: folds the events of its ranks, keeps the records and prints one report for each load.
 
 Used by whoever hears more than one process: a launcher, and the collector.
 """
@@ -18,7 +18,7 @@ from ckpt_sentry.collector.wording import was
 from ckpt_sentry.dataclasses_ import dataclass, replace
 from ckpt_sentry.patching.guard import contained
 from ckpt_sentry.render.stack import first_line
-from ckpt_sentry.session.process_reporter import say, say_line
+from ckpt_sentry.session.process_reporter import print_line, print_report
 from ckpt_sentry.transport import otel, otlp_json
 from ckpt_sentry.transport.events import LoadFailing, LoadFinished, LoadStalled, LoadStarted, RankEnded
 
@@ -71,9 +71,9 @@ class _Watch:
         return time.monotonic() - self.last
 
 
-class Speaker:
+class JobReporter:
     """
-    Speaks for the workers of one launcher, or, as the collector does, for those of many. May be called by threads.
+    Reports for the workers of one launcher. May be called by threads.
 
     Args:
         records: where everything that is heard is kept.
@@ -109,10 +109,10 @@ class Speaker:
             for event in events:
                 self._note(event)
                 if isinstance(event, (LoadStarted, LoadFinished)):
-                    self._say_ready()
+                    self._report_ready()
             return refused
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """
         Take one event of this very process. Workers export what they know themselves; this they do not know.
         """
@@ -122,15 +122,15 @@ class Speaker:
             self._note(event)
         otel.event(event)
 
-    def gone(self, who: Identity) -> None:
+    def on_disconnect(self, who: Identity) -> None:
         """
         A worker is no longer there, and nobody has seen how it ended.
         """
         with self._lock:
             self._vanished.append(self._ranks.setdefault((who.node, who.pid), who))
-            self.hear(RankEnded(identity=self._vanished[-1], at=time.time(), how="exited"))
+            self.on_event(RankEnded(identity=self._vanished[-1], at=time.time(), how="exited"))
 
-    def blame(self, signal: str) -> None:
+    def assign_cause(self, signal: str) -> None:
         """
         One of the workers was killed by a signal: the first that is gone without a word, from amid a load if there is
         one. Those that left a load after it were then stopped.
@@ -140,7 +140,7 @@ class Speaker:
             amid = [who for who in gone if any(self._is_amid(load_id, who) for load_id in self._watched())]
             for place, who in enumerate(amid or gone[:1]):
                 how: Literal["stopped", "killed"] = "stopped" if place else "killed"
-                self.hear(RankEnded(identity=who, at=time.time(), how=how, signal=None if place else signal))
+                self.on_event(RankEnded(identity=who, at=time.time(), how=how, signal=None if place else signal))
 
     def _is_amid(self, load_id: str, who: Identity) -> bool:
         progress = self._aggregator.progress(load_id)
@@ -173,11 +173,11 @@ class Speaker:
         Say what is ready to be said. Called now and then while the workers run.
         """
         with self._lock:
-            self._say_ready()
+            self._report_ready()
             for load_id, watch in list(self._watches.items()):
                 if watch.asked is not None and not watch.hung and time.monotonic() - watch.asked > ANSWER_SECONDS:
                     watch.hung = True
-                    self._say_hanging(load_id)
+                    self._report_hanging(load_id)
 
     def settle(self) -> None:
         """
@@ -185,10 +185,10 @@ class Speaker:
         """
         with self._lock:
             for load_id in self._watched():
-                self._say(load_id, settled=True)
+                self._report(load_id, settled=True)
             if self._source is not None:
                 for run_id, last in self._runs.items():
-                    self._say_end(run_id, last)
+                    self._report_end(run_id, last)
 
     def _note(self, event: Event) -> None:
         who = event.identity
@@ -200,7 +200,7 @@ class Speaker:
         if not who.run_id:
             # Whoever started a process knows its pid, and not its rank.
             if (who.node, who.pid) in self._ranks:
-                self.hear(replace(event, identity=self._ranks[who.node, who.pid]))
+                self.on_event(replace(event, identity=self._ranks[who.node, who.pid]))
             return
         self._ranks[who.node, who.pid] = who
         # Phases come on a way of their own, and what was not acknowledged comes again: no news of a load that was said.
@@ -249,10 +249,10 @@ class Speaker:
         progress = self._aggregator.progress(load_id)
         return progress.started <= progress.finished
 
-    def _say_ready(self) -> None:
+    def _report_ready(self) -> None:
         for load_id in self._watched():
             if self._is_ready(load_id):
-                self._say(load_id, settled=False)
+                self._report(load_id, settled=False)
 
     def _watched(self) -> list[str]:
         """
@@ -268,20 +268,20 @@ class Speaker:
         """
         for load_id in self._watched():
             if self._aggregator.run_of(load_id) == run_id:
-                self._say(load_id, settled=True)
+                self._report(load_id, settled=True)
 
-    @contained("job_reporter.say")
-    def _say(self, load_id: str, *, settled: bool) -> None:
+    @contained("job_reporter.report")
+    def _report(self, load_id: str, *, settled: bool) -> None:
         good = self._watches.pop(load_id).good
         complete = self._is_complete(load_id)
         aggregate = self._aggregator.aggregate(load_id, settled=settled, expected=self._expected())
         if aggregate is None:
             return
         self._runs[aggregate.run_id] = aggregate
-        # Of the launchers of several nodes the first one says that all is well. A collector speaks for all of them.
+        # Of the launchers of several nodes the first one says that all is well.
         is_second = self._source is not None and self._first_rank
         if not (good and aggregate.verdict == "ok" and is_second):
-            say(aggregate, self._records)
+            print_report(aggregate, self._records)
         if complete and good:
             self._forget(load_id)
 
@@ -295,7 +295,7 @@ class Speaker:
         _bound(self._said, MOST_SAID)
 
     @contained("job_reporter.say_hanging")
-    def _say_hanging(self, load_id: str) -> None:
+    def _report_hanging(self, load_id: str) -> None:
         """
         Report a load that hangs. For ranks that are in it and did not answer, their last phase speaks.
         """
@@ -306,15 +306,15 @@ class Speaker:
         for rank in sorted(silent & known.keys()):
             phase, since = self._aggregator.standing(load_id, rank)
             now = time.time()
-            self.hear(
+            self.on_event(
                 LoadStalled(identity=known[rank], at=now, load_id=load_id, phase=phase, since=since, stack=NO_STACK)
             )
         aggregate = self._aggregator.aggregate(load_id, expected=expected)
         if aggregate is not None:
-            say(aggregate, self._records)
+            print_report(aggregate, self._records)
 
     @contained("job_reporter.say_end")
-    def _say_end(self, run_id: str, last: Aggregate | None) -> None:
+    def _report_end(self, run_id: str, last: Aggregate | None) -> None:
         """
         Name the rank that ended the run, unless the report of a load has: one line.
         """
@@ -328,7 +328,7 @@ class Speaker:
             when = f" after its last load ({last.entry_point}) had ended"
         else:
             return
-        say_line(f"rank {end.identity.rank} {first_line(was(end))[:LONGEST_WORD]}{when}")
+        print_line(f"rank {end.identity.rank} {first_line(was(end))[:LONGEST_WORD]}{when}")
 
 
 def _bound(table: dict[Any, Any], most: int) -> None:

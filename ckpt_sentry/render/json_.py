@@ -1,5 +1,5 @@
 """
-The report as JSON: the promise to other programs (DESIGN: "Records and findings: the contract").
+The report as JSON: the promise to other programs (README: "The JSON").
 
 Every key is always there, null where nothing is known. Text is ASCII with escapes, keys keep one order.
 """

@@ -77,7 +77,7 @@ class Page:
 
     def header(self, glyph: Segment, title: str, facts: Sequence[str]) -> None:
         """
-        The first line: who speaks, how it went, and facts, on as many lines as they need.
+        The first line: the name of the agent, how it went, and facts, on as many lines as they need.
         """
         start = f"ckpt_sentry {glyph.text} "
         room = self.width - cells.width(start)

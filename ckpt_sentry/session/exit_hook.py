@@ -49,7 +49,7 @@ _listening_pid = 0
 
 def listen() -> None:
     """
-    Speak at the end of this process, if there is a launcher that listens. May be called again.
+    Report at the end of this process, if there is a launcher that listens. May be called again.
     """
     global _listening_pid  # noqa: PLW0603 - once for the process
     if config.settings().socket is None or _listening_pid == os.getpid():
@@ -64,11 +64,11 @@ def _at_exit() -> None:
     if _listening_pid == os.getpid():
         exc = getattr(sys, "last_value", None)
         if isinstance(exc, BaseException) and identity.identity().world_size > 1:
-            say(exc)
+            report(exc)
 
 
-@contained("exit_hook.say")
-def say(exc: BaseException) -> None:
+@contained("exit_hook.report")
+def report(exc: BaseException) -> None:
     """
     Tell the launcher that this process ends by an exception. Takes at most `SECONDS`; an interrupt is not told.
     """
@@ -79,14 +79,14 @@ def say(exc: BaseException) -> None:
     error = (report.error if report else None) or _described(exc)
     if not is_loss(error):
         _fill_error_file(error, sentence(report) if report else "".join(traceback.format_exception(exc)))
-    tell(RankEnded(identity=identity.identity(), at=time.time(), how="raised", error=error))
+    send(RankEnded(identity=identity.identity(), at=time.time(), how="raised", error=error))
 
 
-def tell(event: Event) -> None:
+def send(event: Event) -> None:
     """
     Bring one event to the launcher, if there is one.
     """
-    connection.tell(event, SECONDS)
+    connection.send_once(event, SECONDS)
 
 
 def _described(exc: BaseException) -> LoadError:

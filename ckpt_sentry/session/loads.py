@@ -70,7 +70,7 @@ class Load:
         self._phase: PhaseName = SETUP
         self._phase_began = self._clock
         self._phases: list[Phase] = []
-        self._outlets = sinks.Outlets()
+        self._sinks = sinks.Sinks()
         self._outer = _current.get()
         _current.set(self)
 
@@ -84,7 +84,7 @@ class Load:
         """
         stall.connect()
         stall.stand(self.load_id, self._phase)
-        self._outlets.event(
+        self._sinks.event(
             LoadStarted(
                 identity=self.identity,
                 at=self.started_at,
@@ -110,7 +110,7 @@ class Load:
         self._phase = phase
         stall.stand(self.load_id, phase)
         self.facts = self.facts.with_findings(findings)
-        self._outlets.event(
+        self._sinks.event(
             PhaseEntered(
                 identity=self.identity, at=self._now(), load_id=self.load_id, phase=phase, findings=tuple(findings)
             )
@@ -123,7 +123,7 @@ class Load:
         if self.error is not None:
             return
         self.error = error
-        self._outlets.urgent(LoadFailing(identity=self.identity, at=self._now(), load_id=self.load_id, error=error))
+        self._sinks.urgent(LoadFailing(identity=self.identity, at=self._now(), load_id=self.load_id, error=error))
 
     def finish(self, verdict: Verdict, error: LoadError | None) -> LoadReport:
         """
@@ -150,7 +150,7 @@ class Load:
         # From here on it is the host's too, as a note and an attribute of its exception.
         self.report = clean(report)
         self.leave()
-        self._outlets.finished(LoadFinished(identity=self.identity, at=self.report.ended_at, report=self.report))
+        self._sinks.finished(LoadFinished(identity=self.identity, at=self.report.ended_at, report=self.report))
         return self.report
 
     def leave(self) -> None:

@@ -1,7 +1,7 @@
 """
-A process without a launcher speaks for itself: it keeps its records and says one report for each of its loads.
+The reporter of a process without a launcher: keeps its records and prints one report for each of its loads.
 
-Where there is a launcher, `run_speaker` speaks for all of its workers.
+Where there is a launcher, its `launcher.job_reporter` reports for all of its workers.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from ckpt_sentry.transport.events import Event
 
 ONE_REPORT: Final = "ckpt-sentry run -- COMMAND    one report for all ranks"
-"""What to run where several ranks have no common launcher that speaks for them."""
+"""What to run where several ranks have no common launcher that reports for them."""
 
 
-class OwnSpeaker:
+class ProcessReporter:
     """
-    Speaks for this process alone, at once.
+    Reports for this process alone, at once.
 
     Of several ranks without a common launcher only one is heard: the first for what all of them see, and each for a
     failure of its own.
@@ -50,7 +50,7 @@ class OwnSpeaker:
         self._alarms: dict[str, stall.Alarm] = {}
         self._lock = threading.RLock()
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """
         Take one event of this process; a finished load is said.
         """
@@ -69,16 +69,16 @@ class OwnSpeaker:
                 del self._aggregators[load_id]
                 if (alarm := self._alarms.pop(load_id, None)) is not None:
                     alarm.cancel()
-            if not speaks() or not (event.identity.rank == 0 or _is_own_trouble(event)):
+            if not prints() or not (event.identity.rank == 0 or _is_own_trouble(event)):
                 return
             aggregate = aggregator.aggregate(load_id, expected=(event.identity.rank,))
         if aggregate is not None:
-            say(aggregate, self._records, *([ONE_REPORT] if aggregate.world_size > 1 else []))
+            print_report(aggregate, self._records, *([ONE_REPORT] if aggregate.world_size > 1 else []))
 
     def _watch(self, event: LoadStarted) -> None:
         seconds = config.settings().stall_after
         if seconds != math.inf:
-            self._alarms[event.load_id] = stall.Alarm(event.identity, event.load_id, seconds, self.hear)
+            self._alarms[event.load_id] = stall.Alarm(event.identity, event.load_id, seconds, self.on_event)
 
 
 def records_for(me: Identity) -> Records:
@@ -89,18 +89,18 @@ def records_for(me: Identity) -> Records:
     return Records(where, run_id=me.run_id, node=me.node, pid=me.pid)
 
 
-_own: OwnSpeaker | None = None
+_own: ProcessReporter | None = None
 _own_lock = threading.RLock()
 
 
-def own() -> OwnSpeaker:
+def own() -> ProcessReporter:
     """
-    The speaker of this process, made at first use.
+    The reporter of this process, made at first use.
     """
     global _own  # noqa: PLW0603 - one for the process, as are its settings
     with _own_lock:
         if _own is None:
-            _own = OwnSpeaker()
+            _own = ProcessReporter()
         return _own
 
 
@@ -113,28 +113,28 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def speaks() -> bool:
+def prints() -> bool:
     """
     Whether reports are printed for a person: unless `CKPT_SENTRY_LOG` leaves that to the log lines.
     """
     return config.settings().log in ("auto", "console")
 
 
-def say(aggregate: Aggregate, records: Records, *more: str) -> None:
+def print_report(aggregate: Aggregate, records: Records, *more: str) -> None:
     """
     Print the report of a load for a person, where the settings want that.
 
     `more` are commands that would tell more than the records, which it says how to read.
     """
-    if speaks():
+    if prints():
         terminal.show(aggregate, hints=(records.problem or every_key(aggregate), *more))
 
 
-def say_line(text: str) -> None:
+def print_line(text: str) -> None:
     """
     Print one line that is about a run rather than about a load.
     """
-    if speaks():
+    if prints():
         terminal.write([(Segment(names.SCOPE, "name"), Segment(f" {visible(text)}"))], sys.stderr)
 
 

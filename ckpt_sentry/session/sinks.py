@@ -1,5 +1,5 @@
 """
-Where the events of a load go: to the launcher, to OpenTelemetry, to the log, or to this process's own speaker where
+Where the events of a load go: to the launcher, to OpenTelemetry, to the log, or to this process's own reporter where
 there is no launcher, or one that does not listen.
 
 A good load never waits for any of them longer than `GOOD_SECONDS` in all, a failing one `FAILING_SECONDS`.
@@ -18,7 +18,7 @@ from ckpt_sentry.session import stall
 from ckpt_sentry.transport import log, otel
 
 if TYPE_CHECKING:
-    from ckpt_sentry.session.process_reporter import OwnSpeaker
+    from ckpt_sentry.session.process_reporter import ProcessReporter
     from ckpt_sentry.transport import connection
     from ckpt_sentry.transport.connection import Connection
     from ckpt_sentry.transport.events import Event, LoadFailing, LoadFinished
@@ -31,22 +31,22 @@ FAILING_SECONDS = 1.5
 
 def prepare() -> None:
     """
-    Import what the first load needs, now rather than then. A worker of a launcher does not speak for itself.
+    Import what the first load needs, now rather than then. A worker of a launcher does not report for itself.
     """
     if config.settings().socket is None:
-        _own_speaker()
+        _process_reporter()
 
 
-def _own_speaker() -> OwnSpeaker:
+def _process_reporter() -> ProcessReporter:
     # Not at the top: aggregates and their text are half of what this package takes to import.
     from ckpt_sentry.session import process_reporter
 
     return process_reporter.own()
 
 
-class Outlets:
+class Sinks:
     """
-    The outlets of one load.
+    The sinks of one load.
     """
 
     def __init__(self) -> None:
@@ -79,9 +79,9 @@ class Outlets:
         self._deliver(event)
         if self._failing:
             self._make_sure()
-        self._say(event)
+        self._write(event)
         if self._otel:
-            self._report(event)
+            self._export(event)
 
     def _begin_failing(self) -> None:
         if not self._failing:
@@ -91,11 +91,11 @@ class Outlets:
     @contained("sinks.deliver")
     def _deliver(self, event: Event) -> None:
         if self._launcher is None:
-            _own_speaker().hear(event)
+            _process_reporter().on_event(event)
         else:
             began = time.perf_counter()
             if not self._launcher.send(event, self._left):
-                self._speak(self._launcher, event)
+                self._report_here(self._launcher, event)
             self._left -= time.perf_counter() - began
         if self._otel and event.name != names.EVENT_LOAD_FINISHED:
             otel.event(event)
@@ -109,25 +109,25 @@ class Outlets:
             return
         began = time.perf_counter()
         if not self._launcher.taken(self._left):
-            self._speak(self._launcher)
+            self._report_here(self._launcher)
         self._left -= time.perf_counter() - began
 
-    def _speak(self, launcher: Connection, *last: Event) -> None:
+    def _report_here(self, launcher: Connection, *last: Event) -> None:
         """
-        The launcher is gone (the job has outlived it, and its environment with it) or does not listen: this process
-        speaks for itself, from what the launcher has not taken in.
+        Report in this process what the launcher has not taken in: it is gone (the job has outlived it, and its
+        environment with it) or does not listen.
         """
         self._launcher = None
         untaken = launcher.untaken()
         for event in (*untaken, *(event for event in last if event not in untaken)):
-            _own_speaker().hear(event)
+            _process_reporter().on_event(event)
 
-    @contained("sinks.say")
-    def _say(self, event: LoadFinished) -> None:
-        log.say(event.report, self._settings)
+    @contained("sinks.log")
+    def _write(self, event: LoadFinished) -> None:
+        log.write(event.report, self._settings)
 
-    @contained("sinks.report")
-    def _report(self, event: LoadFinished) -> None:
+    @contained("sinks.export")
+    def _export(self, event: LoadFinished) -> None:
         otel.finished(event.report)
         if self._failing:
             otel.flush(max(0.0, self._left))
@@ -143,7 +143,7 @@ def _settle() -> None:
     launcher = connection.opened()
     if launcher is not None and not launcher.taken(GOOD_SECONDS):
         for event in launcher.untaken():
-            _own_speaker().hear(event)
+            _process_reporter().on_event(event)
 
 
 atexit.register(_settle)

@@ -2,7 +2,7 @@
 A worker's one connection to its launcher: events out, acknowledged; questions in.
 
 A Unix stream socket, one JSON object a line. The first line is `{"pid": N}`. A worker that others may wait for says
-`{"who": Identity}`; each other line is one OTLP request in JSON form. The launcher (`launcher_socket`) answers
+`{"who": Identity}`; each other line is one OTLP request in JSON form. The launcher (`socket_server`) answers
 `{"taken": N}`, how many requests it has taken in so far, and sends questions, `{"loads": {…}}`, at any time.
 
 What the kernel has taken arrives, even if the worker is killed right after. So nobody waits here, but whoever has to
@@ -243,7 +243,7 @@ def connect() -> Connection | None:
         return _own.connection
 
 
-def tell(event: Event, seconds: float) -> None:
+def send_once(event: Event, seconds: float) -> None:
     """
     Bring the launcher one event, if there is one that listens, and wait until it has it, for at most `seconds` twice.
     """

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ckpt_sentry.core.report import KeyList, LoadReport
     from ckpt_sentry.transport.events import Event
 
-__all__ = ["say", "say_event"]
+__all__ = ["write", "write_event"]
 
 _LEVELS: Final = {"ok": logging.INFO, "partial": logging.WARNING, "diverged": logging.WARNING}
 """Levels of verdicts; any other is an error."""
@@ -37,19 +37,19 @@ _logger: Final = logging.getLogger(names.SCOPE)
 _logger.addHandler(logging.NullHandler())
 
 
-def say(report: LoadReport, settings: Settings) -> None:
+def write(report: LoadReport, settings: Settings) -> None:
     """
     Write one line about a load that is over. "auto" and "off" write nothing here. Never raises for a stream.
     """
     _write(names.EVENT_LOAD_FINISHED, _LEVELS.get(report.verdict, logging.ERROR), settings, report_fields, report)
 
 
-def say_event(event: Event, settings: Settings) -> None:
+def write_event(event: Event, settings: Settings) -> None:
     """
-    Write one line about any event; for the end of a load the same as `say` does.
+    Write one line about any event; for the end of a load the same as `write` does.
     """
     if isinstance(event, LoadFinished):
-        say(event.report, settings)
+        write(event.report, settings)
     else:
         _write(event.name, _SEVERITIES[otlp_json.severity(event)], settings, event_fields, event)
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from ckpt_sentry.transport.otel_env import Target
 
-__all__ = ["Lane"]
+__all__ = ["Route"]
 
 _PENDING: Final = 256
 """Requests kept for an endpoint that does not answer; the oldest go first."""
@@ -29,7 +29,7 @@ _PENDING: Final = 256
 _TRY_AGAIN: Final = frozenset({408, 429, 502, 503, 504})
 
 
-class Lane:
+class Route:
     """
     Requests to one target, in order. What the target could not take stays, up to a bound, for the next time.
     """

@@ -26,7 +26,7 @@ from opentelemetry.sdk.version import __version__ as sdk_version
 from ckpt_sentry import names
 from ckpt_sentry.masking import mask
 from ckpt_sentry.transport import otel_env
-from ckpt_sentry.transport.otel_http import Lane
+from ckpt_sentry.transport.otel_http import Route
 from ckpt_sentry.transport.otel_ids import Ids
 from ckpt_sentry.transport.otel_signals import Signals
 
@@ -88,12 +88,12 @@ class Pipeline:
 
     def __init__(self, identity: Identity, environ: Mapping[str, str] = os.environ) -> None:
         self._spans, self._logs = _Spans(), _Logs()
-        self._lanes: dict[str, Lane] = {}
+        self._lanes: dict[str, Route] = {}
         self._console: set[str] = set()
         for signal in otel_env.SIGNALS:
             asked = otel_env.exporters(environ, signal)
             if "otlp" in asked:
-                self._lanes[signal] = Lane(otel_env.target(environ, signal))
+                self._lanes[signal] = Route(otel_env.target(environ, signal))
             if "console" in asked:
                 self._console.add(signal)
         self._problem: str | None = None
@@ -102,7 +102,7 @@ class Pipeline:
 
     def become(self, identity: Identity) -> None:
         """
-        Speak as this identity from now on: a process may learn its rank after its first event.
+        Send as this identity from now on: a process may learn its rank after its first event.
         """
         self.identity = identity
         resource = _resource(identity)
@@ -153,31 +153,31 @@ class Pipeline:
         # Whoever instruments the host's HTTP client must not make spans of this.
         token = context.attach(context.set_value(context._SUPPRESS_INSTRUMENTATION_KEY, value=True))  # noqa: SLF001
         try:
-            taken = [lane.send() for lane in self._lanes.values()]
+            taken = [route.send() for route in self._lanes.values()]
         finally:
             context.detach(token)
-        for lane in self._lanes.values():
-            self._say(lane)
+        for route in self._lanes.values():
+            self._say(route)
         return all(taken)
 
     def _hand_over(self, signal: str, batch: Any, encode: Any, console: Any) -> None:
-        if (lane := self._lanes.get(signal)) is not None:
-            lane.add(encode(batch).SerializeToString())
+        if (route := self._lanes.get(signal)) is not None:
+            route.add(encode(batch).SerializeToString())
         if signal in self._console:
             console().export(batch)
 
-    def _say(self, lane: Lane) -> None:
+    def _say(self, route: Route) -> None:
         """
         Tell whoever listens to our logger once why telemetry does not leave; a terminal that shows warnings does not.
         """
-        if lane.problem is not None and self._problem is None:
-            self._problem = lane.problem
-            logging.getLogger(names.SCOPE).info("OTLP: %s: %s", mask(lane.target.url.partition("?")[0]), lane.problem)
+        if route.problem is not None and self._problem is None:
+            self._problem = route.problem
+            logging.getLogger(names.SCOPE).info("OTLP: %s: %s", mask(route.target.url.partition("?")[0]), route.problem)
 
 
 def _resource(identity: Identity) -> Resource:
     """
-    Who speaks. OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES go before what we know ourselves.
+    Which process this is. OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES go before what we know ourselves.
     """
     own: dict[str, str | int] = {
         names.ATTR_SERVICE_NAME: names.SCOPE,

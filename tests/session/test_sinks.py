@@ -9,7 +9,7 @@ from ckpt_sentry import config
 from ckpt_sentry.core.report import LoadError
 from ckpt_sentry.launcher.socket_server import LauncherSocket
 from ckpt_sentry.session import process_reporter, sinks
-from ckpt_sentry.session.sinks import FAILING_SECONDS, GOOD_SECONDS, Outlets
+from ckpt_sentry.session.sinks import FAILING_SECONDS, GOOD_SECONDS, Sinks
 from ckpt_sentry.transport import connection
 from tests.collector.jobs import failing, finished, started
 
@@ -46,7 +46,7 @@ def deaf(monkeypatch: pytest.MonkeyPatch) -> Iterator[LauncherSocket]:
 
 @pytest.mark.usefixtures("deaf")
 def test_a_good_load_does_not_wait_for_a_launcher_that_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    made = Outlets()
+    made = Sinks()
     made.event(started(0))
     made.finished(finished(0))
     assert made._left > GOOD_SECONDS / 2
@@ -61,7 +61,7 @@ def test_a_failing_load_has_one_budget_and_speaks_for_itself_then(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sinks, "FAILING_SECONDS", 0.2)
-    made = Outlets()
+    made = Sinks()
     made.event(started(0))
     made.urgent(failing(0, ERROR))
     assert made._left <= 0
@@ -75,7 +75,7 @@ def test_an_absent_launcher_is_found_out_at_once(
 ) -> None:
     monkeypatch.setenv("CKPT_SENTRY_SOCKET", str(tmp_path / "socket"))
     config.reset()
-    made = Outlets()
+    made = Sinks()
     made.event(started(0))
     made.urgent(failing(0, ERROR))
     made.finished(finished(0, verdict="failed", error=ERROR))
@@ -91,7 +91,7 @@ def test_a_job_that_outlives_its_launcher_speaks_for_itself(
     launcher.start()
     monkeypatch.setenv("CKPT_SENTRY_SOCKET", launcher.path)
     config.reset()
-    first = Outlets()
+    first = Sinks()
     first.event(started(0))
     assert first._launcher is not None
     assert first._launcher.taken(10.0)

@@ -19,7 +19,7 @@ import structlog
 from ckpt_sentry.config import Settings
 from ckpt_sentry.core.report import Coverage, Finding, Identity, KeyList, LoadError, LoadReport, ShapeMismatch
 from ckpt_sentry.transport.events import LoadFailing, LoadFinished, LoadStarted
-from ckpt_sentry.transport.log import report_fields, say, say_event
+from ckpt_sentry.transport.log import report_fields, write, write_event
 
 WHO = Identity("run7", 1, 1, 4, 4, "node0", 17, 0)
 REPORT = LoadReport(
@@ -73,7 +73,7 @@ def test_fields() -> None:
 
 
 def test_json_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    say(REPORT, JSON)
+    write(REPORT, JSON)
     (line,) = capsys.readouterr().err.splitlines()
     found = json.loads(line)
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+Z", found.pop("timestamp"))
@@ -85,12 +85,12 @@ def test_json_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     [("ok", "info"), ("partial", "warning"), ("diverged", "warning"), ("no_op", "error"), ("stalled", "error")],
 )
 def test_levels(capsys: pytest.CaptureFixture[str], verdict: Any, level: str) -> None:
-    say(replace(REPORT, verdict=verdict), JSON)
+    write(replace(REPORT, verdict=verdict), JSON)
     assert json.loads(capsys.readouterr().err)["level"] == level
 
 
 def test_console_without_a_terminal_has_no_colour(capsys: pytest.CaptureFixture[str]) -> None:
-    say(REPORT, CONSOLE)
+    write(REPORT, CONSOLE)
     (line,) = capsys.readouterr().err.splitlines()
     assert "\x1b" not in line
     assert re.search(r"\[error *\] ckpt_sentry\.load\.finished +verdict=failed entry_point=dcp\.load", line)
@@ -106,13 +106,13 @@ def test_colour_on_a_terminal(monkeypatch: pytest.MonkeyPatch, no_color: str, co
     monkeypatch.setenv("NO_COLOR", no_color)
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    say(REPORT, CONSOLE)
+    write(REPORT, CONSOLE)
     assert ("\x1b[" in terminal.getvalue()) is coloured
 
 
 def test_text_from_outside_is_escaped_and_cut(capsys: pytest.CaptureFixture[str]) -> None:
     error = LoadError("E\x07", "\x1b]0;title\x07", None)
-    say(replace(REPORT, path="/data/\x1b[31m" + "x" * 10_000, error=error), CONSOLE)
+    write(replace(REPORT, path="/data/\x1b[31m" + "x" * 10_000, error=error), CONSOLE)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.isprintable()
     assert "\\x1b[31mxxx" in line
@@ -121,12 +121,12 @@ def test_text_from_outside_is_escaped_and_cut(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize("mode", ["auto", "off"])
 def test_silent_modes(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, mode: Any) -> None:
-    say(REPORT, Settings(log=mode))
+    write(REPORT, Settings(log=mode))
     assert (capsys.readouterr().err, caplog.records) == ("", [])
 
 
 def test_stdlib_has_flat_extra_fields(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
-    say(REPORT, STDLIB)
+    write(REPORT, STDLIB)
     (record,) = caplog.records
     assert (record.name, record.levelno) == ("ckpt_sentry", logging.ERROR)
     assert record.getMessage().startswith("ckpt_sentry.load.finished verdict=failed entry_point=dcp.load")
@@ -136,9 +136,9 @@ def test_stdlib_has_flat_extra_fields(caplog: pytest.LogCaptureFixture, capsys: 
 
 def test_events(capsys: pytest.CaptureFixture[str]) -> None:
     shared: dict[str, Any] = {"identity": WHO, "at": 1000.0, "load_id": "ab" * 16}
-    say_event(LoadStarted(**shared, ordinal=0, framework="dcp", entry_point="dcp.load", path="/data"), JSON)
-    say_event(LoadFailing(**shared, error=LoadError("E", "why", "plan")), JSON)
-    say_event(LoadFinished(identity=WHO, at=1.0, report=REPORT), JSON)
+    write_event(LoadStarted(**shared, ordinal=0, framework="dcp", entry_point="dcp.load", path="/data"), JSON)
+    write_event(LoadFailing(**shared, error=LoadError("E", "why", "plan")), JSON)
+    write_event(LoadFinished(identity=WHO, at=1.0, report=REPORT), JSON)
     started, failing, finished = map(json.loads, capsys.readouterr().err.splitlines())
     for found in (started, failing):
         del found["timestamp"]
@@ -167,7 +167,7 @@ def test_a_hosts_configuration_neither_changes_the_line_nor_is_changed(capsys: p
     before = structlog.get_config()
     try:
         with structlog.contextvars.bound_contextvars(experiment="e1"):
-            say(REPORT, JSON)
+            write(REPORT, JSON)
         assert structlog.get_config() == before
     finally:
         structlog.reset_defaults()
@@ -201,10 +201,10 @@ def test_a_stream_that_fails_loses_the_line_alone(
     monkeypatch: pytest.MonkeyPatch, stream: Any, settings: Settings
 ) -> None:
     monkeypatch.setattr(sys, "stderr", stream)
-    say(REPORT, settings)
+    write(REPORT, settings)
     again = io.StringIO()
     monkeypatch.setattr(sys, "stderr", again)
-    say(REPORT, settings)
+    write(REPORT, settings)
     assert again.getvalue().count("\n") == 1
 
 
@@ -214,8 +214,8 @@ def test_structlog_is_imported_only_where_it_writes(mode: str, imported: bool) -
 import sys
 from ckpt_sentry.core.report import Identity, LoadReport
 from ckpt_sentry.config import Settings
-from ckpt_sentry.transport.log import say
-say(LoadReport(load_id="0", ordinal=0, identity=Identity("r"), framework="dcp", entry_point="e", verdict="ok",
+from ckpt_sentry.transport.log import write
+write(LoadReport(load_id="0", ordinal=0, identity=Identity("r"), framework="dcp", entry_point="e", verdict="ok",
                started_at=0.0, ended_at=0.0), Settings(log={mode!r}))
 print("structlog" in sys.modules)
 """

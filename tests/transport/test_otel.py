@@ -30,7 +30,7 @@ from ckpt_sentry.core import codec
 from ckpt_sentry.core.report import Coverage, Finding, Identity, KeyList, LoadError, LoadReport, Phase, ShapeMismatch
 from ckpt_sentry.transport import otel, otel_env, otlp_json
 from ckpt_sentry.transport.events import LoadFinished, LoadStarted, RunEnded
-from ckpt_sentry.transport.otel_http import Lane
+from ckpt_sentry.transport.otel_http import Route
 from ckpt_sentry.transport.otel_ids import Ids
 from ckpt_sentry.transport.otel_signals import Signals
 
@@ -494,13 +494,13 @@ def test_suppressed_instrumentation(monkeypatch: pytest.MonkeyPatch) -> None:
     assert endpoint.requests == []
 
 
-def lane(url: str, **options: Any) -> Lane:
-    return Lane(otel_env.target({OTLP + "ENDPOINT": url} | options, "logs"))
+def route(url: str, **options: Any) -> Route:
+    return Route(otel_env.target({OTLP + "ENDPOINT": url} | options, "logs"))
 
 
 def test_lane_keeps_what_is_not_taken_and_drops_what_is_refused() -> None:
     with Endpoint(503, 400) as endpoint:
-        to_send = lane(endpoint.url)
+        to_send = route(endpoint.url)
         to_send.add(b"first")
         to_send.add(b"second")
         assert (to_send.send(), bool(to_send), to_send.problem) == (False, True, "HTTP 503")
@@ -512,7 +512,7 @@ def test_lane_keeps_what_is_not_taken_and_drops_what_is_refused() -> None:
 
 def test_lane_compresses() -> None:
     with Endpoint() as endpoint:
-        to_send = lane(endpoint.url, **{OTLP + "COMPRESSION": "gzip"})
+        to_send = route(endpoint.url, **{OTLP + "COMPRESSION": "gzip"})
         to_send.add(b"body")
         to_send.send()
     ((_, headers, body),) = endpoint.requests
@@ -700,7 +700,7 @@ def test_lane_outlives_an_endpoint_that_does_not_speak_http() -> None:
 
         thread = threading.Thread(target=answer)
         thread.start()
-        to_send = lane(f"http://127.0.0.1:{other.getsockname()[1]}")
+        to_send = route(f"http://127.0.0.1:{other.getsockname()[1]}")
         to_send.add(b"body")
         assert (to_send.send(), bool(to_send)) == (False, True)
         thread.join()

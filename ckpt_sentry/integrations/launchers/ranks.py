@@ -67,7 +67,7 @@ def _spawned_ended(_: Any, error: BaseException | None) -> None:
     # torch turns an exception of the worker into SystemExit, in its `except` block.
     cause = error.__context__ if isinstance(error, SystemExit) else error
     if cause is not None and identity.identity().world_size > 1:
-        exit_hook.say(cause)
+        exit_hook.report(cause)
 
 
 @contained("ranks.joined")
@@ -79,19 +79,19 @@ def _joined(args: Any, error: BaseException | None) -> None:
     if not isinstance(first, int):
         return
     context = args[0]
-    _tell(first, context.processes[first], stopped=False)
+    _report_end(first, context.processes[first], stopped=False)
     for index, process in enumerate(context.processes):
         if index != first and process.exitcode:
-            _tell(index, process, stopped=process.sentinel in context.sentinels)
+            _report_end(index, process, stopped=process.sentinel in context.sentinels)
 
 
-def _tell(index: int, process: Any, *, stopped: bool) -> None:
+def _report_end(index: int, process: Any, *, stopped: bool) -> None:
     """
     How one spawned worker ended. Its rank is what it has called itself; to us it is known by its pid.
     """
     code = int(process.exitcode or 0)
     node = identity.identity().node
-    exit_hook.tell(
+    exit_hook.send(
         RankEnded(
             identity=Identity(run_id="", rank=index, local_rank=index, node=node, pid=process.pid or 0),
             at=time.time(),

@@ -1,9 +1,9 @@
 """
-torchrun: the launcher becomes the one who speaks for its workers.
+torchrun: the launcher becomes the coordinator of its workers.
 
 * `torch.distributed.launcher.api.launch_agent` (torch 2.13.0, launcher/api.py:221) is where `torchrun`, `accelerate
-  launch` and `elastic_launch` from Python meet. Around it a receiver listens on loopback; the workers inherit its
-  address and a token. Where an outer parent listens already, what is known here is told to that one.
+  launch` and `elastic_launch` from Python meet. Around it the coordinator listens on a Unix socket, the path of
+  which the workers inherit. Where an outer coordinator listens already, that one is told what is known here.
 * `PContext.wait` and `PContext.close` (elastic/multiprocessing/api.py:607, 648) tell how each worker ended, in each
   attempt: those that had ended before `close` did so by themselves, the others were stopped by it.
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
     from ckpt_sentry import identity
     from ckpt_sentry.integrations.launchers import torchrun_workers
-    from ckpt_sentry.launcher.coordinator import Parent, Relay, has_parent
+    from ckpt_sentry.launcher.coordinator import Coordinator, Relay, has_coordinator
 else:
-    Parent = later("ckpt_sentry.launcher.coordinator:Parent")
+    Coordinator = later("ckpt_sentry.launcher.coordinator:Coordinator")
     Relay = later("ckpt_sentry.launcher.coordinator:Relay")
-    has_parent = later("ckpt_sentry.launcher.coordinator:has_parent")
+    has_coordinator = later("ckpt_sentry.launcher.coordinator:has_coordinator")
     torchrun_workers = later("ckpt_sentry.integrations.launchers.torchrun_workers")
     identity = later("ckpt_sentry.identity")
 
@@ -43,7 +43,7 @@ TARGET = "torchrun"
 NO_RUN_ID = ("", "none")
 """What `--rdzv-id` is where nobody has set it."""
 
-_launch: ContextVar[Parent | Relay | None] = ContextVar("ckpt_sentry_launch", default=None)
+_launch: ContextVar[Coordinator | Relay | None] = ContextVar("ckpt_sentry_launch", default=None)
 
 
 def instrument(module: ModuleType) -> None:
@@ -63,18 +63,18 @@ def instrument_processes(module: ModuleType) -> None:
 
 
 @contained("torchrun.begin")
-def _begin(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Parent | Relay:
+def _begin(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Coordinator | Relay:
     call = inspect.signature(original).bind(*args, **kwargs).arguments
     config, entrypoint, words = call["config"], call["entrypoint"], call["args"]
     run_id = _run_id(config, entrypoint, words)
-    launch = Relay(run_id) if has_parent() else Parent(run_id, int(config.nproc_per_node))
+    launch = Relay(run_id) if has_coordinator() else Coordinator(run_id, int(config.nproc_per_node))
     launch.enter(os.environ)
     _launch.set(launch)
     return launch
 
 
 @contained("torchrun.end")
-def _end(launch: Parent | Relay, error: BaseException | None) -> None:
+def _end(launch: Coordinator | Relay, error: BaseException | None) -> None:
     _launch.set(None)
     launch.leave(os.environ)
     if error is not None and _is_command():
@@ -84,7 +84,7 @@ def _end(launch: Parent | Relay, error: BaseException | None) -> None:
 
 
 @contained("torchrun.close")
-def _close(launch: Parent | Relay, *, ok: bool) -> None:
+def _close(launch: Coordinator | Relay, *, ok: bool) -> None:
     launch.close(ok=ok)
 
 
@@ -98,7 +98,7 @@ def _looked(context: Any, _: BaseException | None) -> None:
     """
     The launcher has looked after its workers: some may have ended well while others go on.
     """
-    _tell(context, torchrun_workers.ended(context))
+    _report_ends(context, torchrun_workers.ended(context))
 
 
 @contained("torchrun.closing")
@@ -106,16 +106,16 @@ def _closing(_: Callable[..., Any], args: tuple[Any, ...], __: dict[str, Any]) -
     if _launch.get() is None or not args:
         return None
     # Whoever lives now is stopped by this very call.
-    _tell(args[0], torchrun_workers.ended(args[0], closing=True))
+    _report_ends(args[0], torchrun_workers.ended(args[0], closing=True))
     return args[0]
 
 
 @contained("torchrun.closed")
 def _closed(context: Any, _: BaseException | None) -> None:
-    _tell(context, torchrun_workers.ended(context, closed=True))
+    _report_ends(context, torchrun_workers.ended(context, closed=True))
 
 
-def _tell(context: Any, workers: list[torchrun_workers.Worker]) -> None:
+def _report_ends(context: Any, workers: list[torchrun_workers.Worker]) -> None:
     launch = _launch.get()
     if launch is None:
         return
@@ -123,7 +123,7 @@ def _tell(context: Any, workers: list[torchrun_workers.Worker]) -> None:
     for worker in workers:
         if worker.local_rank not in told:
             told.add(worker.local_rank)
-            launch.hear(worker.end(launch.run_id))
+            launch.on_event(worker.end(launch.run_id))
 
 
 def _run_id(config: Any, entrypoint: Any, args: Any) -> str:
