@@ -23,5 +23,7 @@ class Refusal(RuntimeError):  # noqa: N818 - a decision; the errors are its subc
 class LowCoverageError(Refusal):
     """
     Too little of the model would be (or has been) loaded: its coverage is under `CKPT_SENTRY_MIN_COVERAGE`, or the
-    values that came in are not those of the checkpoint.
+    values that came in are not those of the checkpoint. `is_untouched` tells that nothing had been written yet.
     """
+
+    is_untouched: bool = False

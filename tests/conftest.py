@@ -14,12 +14,15 @@ import venv
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ckpt_sentry import config
 from ckpt_sentry.patching import guard, ledger
+
+if TYPE_CHECKING:
+    from tests.agents import Agent
 
 guard.under_test = True
 
@@ -168,3 +171,14 @@ def pytest_runtest_makereport() -> Iterator[None]:
             report.outcome = "failed"
             report.longrepr = f"{reason} (NO_SKIP is set)"
     return report
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
+    """
+    The agent in this very process, for the length of a test.
+    """
+    from tests.agents import fresh  # imports torch
+
+    with fresh(tmp_path / "records", monkeypatch) as made:
+        yield made

@@ -11,9 +11,9 @@ from ckpt_sentry.api.dcp import DCPLoadError, ShapeConflict, conflicts_text, key
 from ckpt_sentry.core import ranks
 from ckpt_sentry.core.fold import expand
 from ckpt_sentry.core.report import LoadReport
-from ckpt_sentry.integrations.exceptions import text_of
 from ckpt_sentry.masking import mask_text
 from ckpt_sentry.render.stack import first_line
+from ckpt_sentry.session.exceptions import text_of
 
 MOST_SHOWN = 20
 """Lines for each kind of thing; the rest is counted."""

@@ -1,8 +1,9 @@
 """
 The life of one load in this process: begin, phases, failing, finished.
 
-A target opens a `Load`, tells it what it observes and finishes it; the load makes the `LoadReport` and hands it on. One
-call of the user is one load: a target that is entered while another load of the same thread runs adds to that one.
+An integration opens a `Load` and tells it what it observes, `session.conclude` finishes it; the load makes the
+`LoadReport` and hands it on. One call of the user is one load: an integration that is entered while another load of the
+same thread runs adds to that one.
 
 Nothing here holds a tensor, a frame or an exception beyond the call that brought it.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ckpt_sentry import identity
 from ckpt_sentry.core.report import (
@@ -34,6 +35,7 @@ from ckpt_sentry.transport.events import LoadFailing, LoadFinished, LoadStarted,
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_State = TypeVar("_State")
 _current: ContextVar[Load | None] = ContextVar("ckpt_sentry_load", default=None)
 
 
@@ -64,8 +66,15 @@ class Load:
         self.is_aside = False
         """Whether what the host loads meanwhile are loads of their own: hooks of the program within a longer call."""
         self.thread_id = threading.get_ident()
-        self.notes: dict[str, Any] = {}
-        """What the target needs to remember until the load ends. Emptied then: nothing of the host's lives on."""
+        self.is_provisional = False
+        """Whether the facts are what names alone say, which the values that are written have yet to confirm."""
+        self.was_seen = True
+        """Whether nothing of the agent's own has failed when it looked at what the load left behind."""
+        self.is_past = seconds_ago > 0
+        """Whether it was over before it was taken note of: then it has no phases."""
+        self.on_filled: Callable[[Any], object] | None = None
+        """Who wants to hear of each module that is filled within this load (`integrations.torch_module.calls.Call`)."""
+        self._states: dict[type[Any], Any] = {}
         self._clock = time.perf_counter() - seconds_ago
         self._phase: PhaseName = SETUP
         self._phase_began = self._clock
@@ -77,6 +86,18 @@ class Load:
     @property
     def phase(self) -> str:
         return self._phase
+
+    def keep(self, state: object) -> None:
+        """
+        Keep what an integration has to remember until the load ends, one object of each class.
+        """
+        self._states[type(state)] = state
+
+    def state(self, kind: type[_State]) -> _State | None:
+        """
+        The state of this class, if one is kept and the load has not ended.
+        """
+        return self._states.get(kind)
 
     def begin(self, members: str | None = None) -> None:
         """
@@ -159,7 +180,9 @@ class Load:
         """
         self.left = True
         stall.leave(self.load_id)
-        self.notes.clear()
+        # Nothing of the host's lives on.
+        self._states.clear()
+        self.on_filled = None
         if _current.get() is self:
             _current.set(self._outer)
         self._outer = None
@@ -217,8 +240,8 @@ def begin(  # noqa: PLR0913 - all but the first three have defaults
             same loads: the n-th load of a kind is then one load on all of them, not the n-th of the framework.
         members: the ranks that make it, compact ("0-3"), where it is not all.
         seconds_ago: how long ago it began, where it is only worth a word now that it has ended.
-        observe: what the target wants to note of it at once. If it fails, the load is not the current one any more: it
-            would make every later load of this thread a part of itself.
+        observe: what the integration wants to note of it at once. If it fails, the load is not the current one any
+            more: it would make every later load of this thread a part of itself.
     """
     load = Load(framework, entry_point, path, kind=kind, seconds_ago=seconds_ago)
     try:

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict import set_model_state_dict
 import ckpt_sentry
 from ckpt_sentry import LowCoverageError, unify_keys
 from ckpt_sentry.render.note import note
-from tests.integrations.agents import Agent, hooked
+from tests.agents import Agent, hooked
 from tests.integrations.hosts import renames
 from tests.integrations.nets import Net, equal, renamed, values
 

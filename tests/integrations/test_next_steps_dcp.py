@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimi
 
 from ckpt_sentry import LowCoverageError
 from ckpt_sentry.core.report import LoadReport
-from tests.integrations.agents import Agent, hooked
+from tests.agents import Agent, hooked
 from tests.integrations.nets import Net, values
 
 pytest.importorskip("torch.distributed.checkpoint.hf_storage", reason="this torch reads no folders of Hugging Face")

@@ -27,7 +27,7 @@ from accelerate.utils import set_module_tensor_to_device
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from tests.integrations.agents import Agent, hooked
+from tests.agents import Agent, hooked
 from tests.integrations.nets import Net, equal, values
 
 pytestmark = pytest.mark.filterwarnings("ignore")

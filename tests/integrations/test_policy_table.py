@@ -18,7 +18,7 @@ from safetensors.torch import load_file, load_model, save_file
 from torch.distributed.checkpoint.state_dict import set_model_state_dict
 
 from ckpt_sentry import LowCoverageError
-from tests.integrations.agents import Agent, hooked
+from tests.agents import Agent, hooked
 from tests.integrations.nets import Net, renamed, values
 
 POLICY = Path(__file__).parents[2] / "docs" / "policy.md"

@@ -17,7 +17,7 @@ from torch import nn
 
 from ckpt_sentry import audit
 from ckpt_sentry.core.report import LoadReport
-from tests.integrations.agents import Agent, codes, hooked
+from tests.agents import Agent, codes, hooked
 
 CODE = "quantized_state_dropped"
 LLAMA = {

@@ -16,8 +16,8 @@ from transformers import GPT2Config, GPT2Model
 
 import ckpt_sentry
 from ckpt_sentry import LowCoverageError
+from tests.agents import Agent, hooked
 from tests.frames import ours
-from tests.integrations.agents import Agent, hooked
 from tests.integrations.nets import Net, renamed, values
 
 OURS = f"{Path(ckpt_sentry.__file__).parent}{os.sep}"

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from ckpt_sentry import unify_keys
 from ckpt_sentry.model import provenance
-from tests.integrations.agents import Agent, hooked
+from tests.agents import Agent, hooked
 from tests.integrations.nets import Net, values
 
 

@@ -37,8 +37,6 @@ else:
     renaming = later("ckpt_sentry.core.findings:renaming")
     offload = later("ckpt_sentry.integrations.accelerate.offload")
 
-NOTE: Final = "accelerate"
-"""Under which a load remembers its `Call`."""
 DISPATCHES: Final = "load_checkpoint_and_dispatch"
 
 

@@ -8,43 +8,39 @@ says, since `set_model_state_dict` fills the gaps from the model (torch/distribu
 
 from __future__ import annotations
 
+import functools
 import os
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from ckpt_sentry import config
-from ckpt_sentry.dataclasses_ import replace
-from ckpt_sentry.errors import LowCoverageError
+from ckpt_sentry.dataclasses_ import dataclass, replace
 from ckpt_sentry.integrations.watch import watching
 from ckpt_sentry.patching import ledger
 from ckpt_sentry.patching.guard import contained
 from ckpt_sentry.patching.later import later
 from ckpt_sentry.session import loads
+from ckpt_sentry.session.conclude import end, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import ModuleType
 
     from ckpt_sentry.core.examine import examine
+    from ckpt_sentry.errors import LowCoverageError
     from ckpt_sentry.formats import state_file
     from ckpt_sentry.formats.step import find_step
     from ckpt_sentry.integrations.accelerate import (
         facts as accelerate_facts,
     )
-    from ckpt_sentry.integrations.accelerate import (
-        judge as accelerate_judge,
-    )
     from ckpt_sentry.integrations.dcp import errors as dcp_errors
     from ckpt_sentry.masking import mask
     from ckpt_sentry.model import model_state
     from ckpt_sentry.model.inventories import checkpoint_summary, model_summary
-    from ckpt_sentry.render import refusals
     from ckpt_sentry.session.loads import Load
 else:
     examine = later("ckpt_sentry.core.examine:examine")
     state_file = later("ckpt_sentry.formats.state_file")
     accelerate_facts = later("ckpt_sentry.integrations.accelerate.facts")
-    accelerate_judge = later("ckpt_sentry.integrations.accelerate.judge")
-    refusals = later("ckpt_sentry.render.refusals")
     dcp_errors = later("ckpt_sentry.integrations.dcp.errors")
     model_state = later("ckpt_sentry.model.model_state")
     checkpoint_summary = later("ckpt_sentry.model.inventories:checkpoint_summary")
@@ -53,8 +49,17 @@ else:
     mask = later("ckpt_sentry.masking:mask")
 
 TARGET = "accelerate"
-_NOTE: Final = "fsdp"
 _MODEL, _OPTIMIZER = "load_fsdp_model", "load_fsdp_optimizer"
+
+
+@dataclass(slots=True)
+class _Fsdp:
+    """
+    The arguments of a call by their names, and the refusal that is to come once all ranks are through.
+    """
+
+    arguments: Mapping[str, Any]
+    refusal: LowCoverageError | None = None
 
 
 def instrument(module: ModuleType) -> None:
@@ -77,16 +82,17 @@ def _begin(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     def observe(load: Load) -> None:
         step = find_step(path)
         load.facts = replace(load.facts, step=step.value if step else None, step_source=step.source if step else None)
-        load.notes[_NOTE] = arguments
+        load.keep(_Fsdp(arguments))
 
     return loads.begin("accelerate", original.__name__, path, kind=original.__name__, observe=observe)
 
 
 @contained("accelerate_fsdp.before")
 def _before(load: Load) -> None:
-    if load.entry_point != _MODEL:
+    state = load.state(_Fsdp)
+    if load.entry_point != _MODEL or state is None:
         return
-    arguments = load.notes[_NOTE]
+    arguments = state.arguments
     path = _whole_file(arguments)
     if path is None:
         return
@@ -101,15 +107,12 @@ def _before(load: Load) -> None:
     load.facts = replace(
         load.facts, model=model_summary(wanted), checkpoint=checkpoint_summary(found.inventory)
     ).examined(examination)
-    if accelerate_judge.policy().refusal(load.facts.coverage) is None:
-        return
+    # The others are on their way to a broadcast from this rank: they must not wait for ever.
+    is_alone = load.identity.world_size == 1
     missing = examination.difference.missing
-    if load.identity.world_size > 1:
-        # The others are on their way to a broadcast from this rank: they must not wait for ever.
-        text = refusals.loaded(load.entry_point, load.facts, wanted, missing, settings.required)
-        load.notes["refusal"] = LowCoverageError(text)
-        return
-    raise LowCoverageError(refusals.refused(load.entry_point, load.facts, wanted, missing, settings.required))
+    state.refusal = refusal(load.entry_point, load.facts, wanted, missing, asked="whole", is_before=is_alone)
+    if is_alone and state.refusal is not None:
+        raise state.refusal
 
 
 def _whole_file(arguments: Mapping[str, Any]) -> str | None:
@@ -129,20 +132,14 @@ def _whole_file(arguments: Mapping[str, Any]) -> str | None:
 
 @contained("accelerate_fsdp.after")
 def _after(load: Load) -> None:
-    refusal = load.notes.get("refusal")
-    if refusal is not None:
-        raise refusal
+    state = load.state(_Fsdp)
+    if state is not None and state.refusal is not None:
+        raise state.refusal
 
 
 @contained("accelerate_fsdp.end")
 def _end(load: Load, error: BaseException | None) -> None:
-    try:
-        if error is None or isinstance(error, LowCoverageError):
-            accelerate_judge.conclude(load, error)
-        else:
-            dcp_errors.conclude(load, error)
-    finally:
-        load.leave()
+    end(load, error, functools.partial(dcp_errors.explain, load))
 
 
 _LOADER = watching(_begin, _before, _after, _end)

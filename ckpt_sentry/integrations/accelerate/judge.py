@@ -14,51 +14,43 @@ import torch
 
 from ckpt_sentry import config
 from ckpt_sentry.core.escape import shown
-from ckpt_sentry.core.policy import Policy
 from ckpt_sentry.core.report import Finding, Proof
-from ckpt_sentry.core.verdict import verdict
 from ckpt_sentry.dataclasses_ import replace
-from ckpt_sentry.errors import LowCoverageError
 from ckpt_sentry.formats.paths import shown_path
 from ckpt_sentry.integrations.accelerate import device_map
 from ckpt_sentry.integrations.accelerate import facts as accelerate_facts
 from ckpt_sentry.integrations.accelerate import proof as accelerate_proof
-from ckpt_sentry.integrations.exceptions import INTERRUPTS, attach, describe
+from ckpt_sentry.integrations.accelerate.facts import Call
 from ckpt_sentry.patching.later import later
+from ckpt_sentry.session.conclude import disproof, raised, refusal
 
 if TYPE_CHECKING:
     from ckpt_sentry.core.findings import counted
     from ckpt_sentry.core.findings import keys as count_keys
     from ckpt_sentry.core.fold import key_list
-    from ckpt_sentry.integrations.accelerate.facts import Call
+    from ckpt_sentry.core.report import LoadError
+    from ckpt_sentry.errors import LowCoverageError
     from ckpt_sentry.render import refusals
-    from ckpt_sentry.render.note import note
     from ckpt_sentry.session.loads import Load
 else:
     counted = later("ckpt_sentry.core.findings:counted")
     count_keys = later("ckpt_sentry.core.findings:keys")
     key_list = later("ckpt_sentry.core.fold:key_list")
-    note = later("ckpt_sentry.render.note:note")
     refusals = later("ckpt_sentry.render.refusals")
 
 _SHOWN: Final = 3
 _ABOUT_META: Final = ("meta tensor", "meta device", "Default process group has not been initialized")
 
 
-def policy() -> Policy:
-    """
-    The policy that the settings ask for.
-    """
-    settings = config.settings()
-    return Policy(mode=settings.mode, minimum=settings.required)
-
-
-def before(load: Load, call: Call) -> Callable[[], Any] | None:
+def before(load: Load) -> Callable[[], Any] | None:
     """
     Judge a load before it begins. Returns the check of accelerate's own that ends it now rather than half-way, if any.
 
     :raises LowCoverageError: too little of the model would be loaded.
     """
+    call = load.state(Call)
+    if call is None:
+        return None
     accelerate_facts.look(load, call)
     if call.choice is None or not call.choice.loadable or call.examination is None:
         return None
@@ -70,15 +62,11 @@ def before(load: Load, call: Call) -> Callable[[], Any] | None:
     if accelerate_facts.may_rename(call):
         accelerate_facts.remember(call)
         return None
-    refusal = policy().refusal(load.facts.coverage)
-    if refusal is not None:
-        raise LowCoverageError(_text(refusals.refused, load, call))
+    missing = call.examination.difference.missing
+    refused = refusal(call.entry_point, load.facts, call.wanted, missing, asked="whole", is_before=True)
+    if refused is not None:
+        raise refused
     return None
-
-
-def _text(say: Callable[..., str], load: Load, call: Call) -> str:
-    missing = () if call.examination is None else call.examination.difference.missing
-    return say(call.entry_point, load.facts, call.wanted, missing, config.settings().required)
 
 
 def _early(call: Call) -> Callable[[], Any] | None:
@@ -131,63 +119,44 @@ def _align(load: Load, call: Call) -> None:
     load.facts = replace(load.facts, rename=rename).with_findings([Finding("renamed_keys", "info", text)])
 
 
-def after(load: Load, call: Call) -> None:
+def after(load: Load) -> None:
     """
     Judge a load that has returned.
 
     :raises LowCoverageError: the values are not the checkpoint's, or, judged only now, too few of them came in.
     """
+    call = load.state(Call)
+    if call is None:
+        return
     load.enter("verify")
     found = accelerate_proof.prove(load, call) if config.settings().verify != "off" else None
     load.facts = load.facts.with_findings(_placement(call))
-    rules = policy()
-    is_wrong = found is not None and rules.disproof(found.differing.count) is not None
-    if is_wrong or (
-        rules.mode == "strict" and any(one.code == "quantized_state_dropped" for one in load.facts.findings)
-    ):
-        raise LowCoverageError(refusals.disproved(call.entry_point, load.facts))
-    if call.is_deferred and rules.refusal(load.facts.coverage) is not None:
-        raise LowCoverageError(_text(refusals.loaded, load, call))
+    differing = 0 if found is None else found.differing.count
+    if config.settings().mode == "strict":
+        differing += any(one.code == "quantized_state_dropped" for one in load.facts.findings)
+    error = disproof(call.entry_point, load.facts, differing)
+    if error is None and call.is_deferred:
+        missing = () if call.examination is None else call.examination.difference.missing
+        error = refusal(call.entry_point, load.facts, call.wanted, missing, asked="whole")
+    if error is not None:
+        raise error
 
 
-def conclude(load: Load, error: BaseException | None) -> None:
+def explain(load: Load, _error: BaseException, described: LoadError) -> Iterable[Finding]:
     """
-    Finish the load with its report, and attach that to the exception that it ends with, if any.
+    Say why a loader raised, where what is known already does not say it, and what it had written by then.
     """
-    call = load.notes.get(accelerate_facts.NOTE)
-    if call is not None and error is not None and not isinstance(error, (LowCoverageError, *INTERRUPTS)):
-        load.facts = load.facts.with_findings((*_reasons(load, call, error), *_overwritten(load, call)))
-    described = None if error is None else describe(error, load.phase)
-    judged = verdict(
-        error=None if isinstance(error, LowCoverageError) else described,
-        coverage=load.facts.coverage,
-        findings=load.facts.findings,
-        proof=load.facts.proof,
-    )
-    if described is not None and not isinstance(error, LowCoverageError):
-        load.failing(described)
-    report = load.finish(judged, described)
-    if isinstance(error, LowCoverageError):
-        # Its text says it all: a note would say it twice.
-        error.ckpt_sentry = report
-    elif error is not None and not isinstance(error, INTERRUPTS):
-        attach(error, note(report), report)
-
-
-def _reasons(load: Load, call: Call, error: BaseException) -> Iterable[Finding]:
-    """
-    Why a loader raised, where what is known already does not say it.
-    """
+    call = load.state(Call)
+    if call is None:
+        return
     if call.choice is None:
         accelerate_facts.look(load, call)
-    described = describe(error, load.phase)
     # torch names neither the tensor, nor that a model without values is why it looks for a process group.
-    is_about_meta = any(word in described.message for word in _ABOUT_META)
-    if is_about_meta and (left := _left_on_meta(call)) is not None:
+    if any(word in described.message for word in _ABOUT_META) and (left := _left_on_meta(call)) is not None:
         yield left
     elif not any(finding.level == "error" for finding in load.facts.findings):
-        text = f"{described.type}: {described.message}" if described.message else described.type
-        yield Finding("rank_raised", "error", text)
+        yield raised(described)
+    yield from _overwritten(load, call)
 
 
 def _overwritten(load: Load, call: Call) -> Iterable[Finding]:
@@ -261,6 +230,4 @@ def stale_dispatch(load: Load, stale: list[str], checked: int, folder: str) -> L
     step = "Pass an empty offload_dir: dispatch_model writes nothing where an index.json is there already."
     finding = Finding("stale_offload_folder", "error", text, step)
     load.facts = replace(load.facts, proof=Proof(checked, folded)).with_findings([finding])
-    if policy().disproof(folded.count) is None:
-        return None
-    return LowCoverageError(refusals.disproved("dispatch_model", load.facts))
+    return disproof("dispatch_model", load.facts, folded.count)

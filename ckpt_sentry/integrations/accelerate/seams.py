@@ -20,7 +20,6 @@ import os
 from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry import config
-from ckpt_sentry.errors import LowCoverageError
 from ckpt_sentry.integrations.accelerate import facts as accelerate_facts
 from ckpt_sentry.integrations.accelerate import judge as accelerate_judge
 from ckpt_sentry.integrations.watch import watching
@@ -28,6 +27,7 @@ from ckpt_sentry.patching import ledger
 from ckpt_sentry.patching.guard import contained
 from ckpt_sentry.patching.later import later
 from ckpt_sentry.session import loads
+from ckpt_sentry.session.conclude import end, look
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,31 +76,28 @@ def _begin(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
         "accelerate",
         call.entry_point,
         call.path,
-        observe=lambda load: load.notes.update({accelerate_facts.NOTE: call}),
+        observe=lambda load: load.keep(call),
     )
 
 
 @contained("accelerate.before")
 def _before(load: Load) -> Callable[[], Any] | None:
-    return accelerate_judge.before(load, load.notes[accelerate_facts.NOTE])
+    return accelerate_judge.before(load)
 
 
 @contained("accelerate.after")
 def _after(load: Load) -> None:
-    accelerate_judge.after(load, load.notes[accelerate_facts.NOTE])
+    look(load, accelerate_judge.after)
 
 
 @contained("accelerate.end")
 def _end(load: Load, error: BaseException | None) -> None:
-    try:
-        accelerate_judge.conclude(load, error)
-    finally:
-        load.leave()
+    end(load, error, functools.partial(accelerate_judge.explain, load))
 
 
 def _call() -> tuple[Load, Call] | None:
     load = loads.current()
-    call = None if load is None else load.notes.get(accelerate_facts.NOTE)
+    call = None if load is None else load.state(accelerate_facts.Call)
     return None if load is None or call is None else (load, call)
 
 
@@ -185,12 +182,8 @@ def _after_dispatch(model: Any, held: dict[str, tuple[float, ...]], folder: str)
     load = loads.begin("accelerate", "dispatch_model", folder)
     if load is None:
         return
-    error: LowCoverageError | None = None
-    try:
-        error = accelerate_judge.stale_dispatch(load, stale, len(held), folder)
-        accelerate_judge.conclude(load, error)
-    finally:
-        load.leave()
+    error = accelerate_judge.stale_dispatch(load, stale, len(held), folder)
+    end(load, error)
     if error is not None:
         raise error
 

@@ -21,16 +21,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry import config
-from ckpt_sentry.core.report import CheckpointSummary, Coverage, Finding, ModelSummary, PhaseName
-from ckpt_sentry.core.verdict import verdict
+from ckpt_sentry.core.report import CheckpointSummary, Coverage, Finding, LoadError, ModelSummary, PhaseName
 from ckpt_sentry.dataclasses_ import dataclass, field, replace
 from ckpt_sentry.errors import LowCoverageError
-from ckpt_sentry.integrations.exceptions import INTERRUPTS, attach, describe
 from ckpt_sentry.integrations.watch import watching
 from ckpt_sentry.patching import ledger
 from ckpt_sentry.patching.guard import contained
 from ckpt_sentry.patching.later import later
 from ckpt_sentry.session import loads
+from ckpt_sentry.session.conclude import Asked, end, look, raised, refusal
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from ckpt_sentry.core.examine import Examination, examine
     from ckpt_sentry.core.findings import anew, percent
     from ckpt_sentry.core.inventory import Inventory
-    from ckpt_sentry.core.policy import Policy
     from ckpt_sentry.formats import sniff, state_file
     from ckpt_sentry.formats.step import find_step
     from ckpt_sentry.integrations.accelerate import (
@@ -51,20 +49,15 @@ if TYPE_CHECKING:
     from ckpt_sentry.integrations.torch_module.calls import Call
     from ckpt_sentry.masking import mask
     from ckpt_sentry.patching.ledger import Patch
-    from ckpt_sentry.render import refusals
-    from ckpt_sentry.render.note import note
     from ckpt_sentry.session.loads import Load
 else:
     Examination = later("ckpt_sentry.core.examine:Examination")
     examine = later("ckpt_sentry.core.examine:examine")
     anew = later("ckpt_sentry.core.findings:anew")
     percent = later("ckpt_sentry.core.findings:percent")
-    Policy = later("ckpt_sentry.core.policy:Policy")
     sniff = later("ckpt_sentry.formats.sniff")
     state_file = later("ckpt_sentry.formats.state_file")
-    note = later("ckpt_sentry.render.note:note")
     accelerate_facts = later("ckpt_sentry.integrations.accelerate.facts")
-    refusals = later("ckpt_sentry.render.refusals")
     Wanted = later("ckpt_sentry.integrations.accelerate.state_files:Wanted")
     state_files = later("ckpt_sentry.integrations.accelerate.state_files")
     find_step = later("ckpt_sentry.formats.step:find_step")
@@ -73,7 +66,6 @@ else:
 
 TARGET = "accelerator_state"
 ENTRY_POINT: Final = "Accelerator.load_state"
-NOTE: Final = "accelerator_state"
 
 _PHASES: Final[Mapping[str, PhaseName]] = {
     "optimizer": "optimizer",
@@ -167,7 +159,7 @@ def _begin(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     state = _State(accelerator, _place(accelerator, named))
 
     def observe(load: Load) -> None:
-        load.notes[NOTE] = state
+        load.keep(state)
         load.facts = replace(load.facts, format="accelerate")
         load.is_aside = True
 
@@ -219,11 +211,9 @@ def _enter(load: Load, original: Callable[..., Any], args: tuple[Any, ...], kwar
 
     :raises LowCoverageError: by the headers of the files a model would get too little.
     """
-    state: _State | None = load.notes.get(NOTE)
+    state = load.state(_State)
     if state is None:
         return
-    from ckpt_sentry.integrations.torch_module.seams import OBSERVER
-
     given = inspect.signature(original).bind(*args, **kwargs)
     given.apply_defaults()
     state.wanted = _wanted(state.accelerator, given.arguments)
@@ -235,12 +225,13 @@ def _enter(load: Load, original: Callable[..., Any], args: tuple[Any, ...], kwar
         step=step.value if step else None,
         step_source=step.source if step else None,
     )
-    load.notes[OBSERVER] = functools.partial(_filled, load)
+    load.on_filled = functools.partial(_filled, load)
     load.is_aside = False
     for number, model in enumerate(state.wanted.models):
         _look(state, number, model)
     _note(load, state)
-    _judge(load, [part for part in state.parts.values() if not part.may_rename], refusals.refused)
+    sure = [part for part in state.parts.values() if not part.may_rename and not _will_align(part)]
+    _judge(load, state, sure, is_before=True)
 
 
 def _wanted(accelerator: Any, values: Mapping[str, Any]) -> Wanted:
@@ -263,7 +254,7 @@ def _passed(load: Load) -> None:
     """
     Registered objects come next, if there are any.
     """
-    state: _State | None = load.notes.get(NOTE)
+    state = load.state(_State)
     if state is not None and state.wanted is not None and state.wanted.custom:
         load.enter("custom")
 
@@ -275,17 +266,23 @@ def _leave(load: Load) -> None:
 
 @contained("accelerator_state.after")
 def _after(load: Load) -> None:
-    state: _State = load.notes[NOTE]
-    if state.wanted is None:
+    look(load, _judge_all)
+
+
+def _judge_all(load: Load) -> None:
+    state = load.state(_State)
+    if state is None or state.wanted is None:
         return
     load.enter("verify")
     # What was read is no file that cannot be read, whatever was made of it here.
     state.broken = {number: found for number, found in state.broken.items() if number not in state.filled}
     _note(load, state)
-    _judge(load, list(state.parts.values()), refusals.loaded)
-    rules = Policy(mode=config.settings().mode, tolerated=True)
-    if state.wanted.is_nothing and rules.refusal(load.facts.coverage) is not None:
-        raise LowCoverageError(refusals.loaded(ENTRY_POINT, load.facts, Inventory(), (), 1.0))
+    _judge(load, state, state.parts.values())
+    if (
+        state.wanted.is_nothing
+        and (error := refusal(ENTRY_POINT, load.facts, Inventory(), (), asked="part")) is not None
+    ):
+        raise error
 
 
 @contained("accelerator_state.filled")
@@ -296,8 +293,8 @@ def _filled(load: Load, call: Call) -> None:
     from ckpt_sentry.integrations.torch_module import judge as module_judge
     from ckpt_sentry.model import inventories, model_state
 
-    state: _State = load.notes[NOTE]
-    if call.lists is None or state.wanted is None:
+    state = load.state(_State)
+    if state is None or call.lists is None or state.wanted is None:
         return
     for number, model in enumerate(state.wanted.models):
         if model is not call.module:
@@ -319,29 +316,7 @@ def _filled(load: Load, call: Call) -> None:
 
 @contained("accelerator_state.end")
 def _end(load: Load, error: BaseException | None) -> None:
-    try:
-        _conclude(load, error)
-    finally:
-        load.leave()
-
-
-def _conclude(load: Load, error: BaseException | None) -> None:
-    state: _State = load.notes[NOTE]
-    described = None if error is None else describe(error, load.phase)
-    # A refusal may also be that of a load within, by a hook or under FSDP.
-    is_refused = isinstance(error, LowCoverageError) and error.ckpt_sentry is None
-    if error is not None and described is not None:
-        if not is_refused and not isinstance(error, INTERRUPTS):
-            _explain(load, state, error)
-        load.failing(described)
-    # A load that the agent refuses is judged by what would have come in.
-    fatal = None if is_refused else described
-    judged = verdict(error=fatal, coverage=load.facts.coverage, findings=load.facts.findings)
-    report = load.finish(judged, described)
-    if isinstance(error, LowCoverageError):
-        error.ckpt_sentry = error.ckpt_sentry or report
-    elif error is not None and not isinstance(error, INTERRUPTS):
-        attach(error, note(report), report)
+    end(load, error, functools.partial(_explain, load))
 
 
 def _label(number: int) -> str:
@@ -433,22 +408,17 @@ def _said(part: _Part) -> str:
     return f"{part.label} {percent(coverage.keys)} of keys and {percent(coverage.elements)} of elements"
 
 
-def _judge(load: Load, parts: list[_Part], say: Callable[..., str]) -> None:
+def _judge(load: Load, state: _State, parts: Iterable[_Part], *, is_before: bool = False) -> None:
     """
     :raises LowCoverageError: a model gets too little; or nothing at all, where the caller has said strict=False.
     """
-    from ckpt_sentry.integrations.torch_module.report import SOMETHING
-
-    settings, state = config.settings(), load.notes[NOTE]
     for part in parts:
-        if say is refusals.refused and _will_align(part):
-            continue
-        # The strict mode wants all; an explicit strict=False something; else the settings say.
-        rules = Policy(mode=settings.mode, minimum=settings.required if state.is_strict else SOMETHING)
-        if rules.refusal(part.examination.coverage) is not None:
-            name = ENTRY_POINT if len(state.parts) == 1 else f"{ENTRY_POINT} ({part.label})"
-            facts = replace(load.facts, findings=_beside(state)).examined(part.examination)
-            raise LowCoverageError(say(name, facts, part.wanted, (), settings.required))
+        name = ENTRY_POINT if len(state.parts) == 1 else f"{ENTRY_POINT} ({part.label})"
+        facts = replace(load.facts, findings=_beside(state)).examined(part.examination)
+        asked: Asked = "whole" if state.is_strict else "something"
+        error = refusal(name, facts, part.wanted, (), asked=asked, is_before=is_before)
+        if error is not None:
+            raise error
 
 
 def _will_align(part: _Part) -> bool:
@@ -461,10 +431,13 @@ def _will_align(part: _Part) -> bool:
     return inference.rename.coverage >= settings.min_coverage
 
 
-def _explain(load: Load, state: _State, error: BaseException) -> None:
+def _explain(load: Load, error: BaseException, described: LoadError) -> list[Finding]:
     """
-    Add why it failed, if a file tells, and what has been overwritten by then.
+    Say why it failed, if a file tells, and what has been overwritten by then.
     """
+    state = load.state(_State)
+    if state is None:
+        return []
     found: list[Finding] = []
     last = state.read[-1] if state.read else None
     if state.wanted is None:
@@ -473,12 +446,10 @@ def _explain(load: Load, state: _State, error: BaseException) -> None:
     elif last is not None and not isinstance(error, FileNotFoundError):
         found += [finding for finding in sniff.findings(last) if finding.level == "error"]
     if not found and not any(finding.level == "error" for finding in load.facts.findings):
-        described = describe(error, None)
-        text = f"{described.type}: {described.message}" if described.message else described.type
-        found.append(Finding("rank_raised", "error", text))
+        found.append(raised(described))
     is_told = any(finding.next for finding in (*load.facts.findings, *found) if finding.level == "error")
     done = (replace(finding, next=None) if is_told else finding for finding in _overwritten(state))
-    load.facts = load.facts.with_findings((*found, *done))
+    return [*found, *done]
 
 
 def _about_place(state: _State, error: BaseException) -> Iterable[Finding]:
@@ -527,7 +498,7 @@ def _reader(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
 @contained("accelerator_state.read")
 def _read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _State | None:
     load = loads.current() or loads.aside()
-    state: _State | None = None if load is None else load.notes.get(NOTE)
+    state = None if load is None else load.state(_State)
     file = args[0] if args else kwargs.get("f")
     if load is None or state is None or not isinstance(file, str | os.PathLike):
         return None

@@ -1,7 +1,7 @@
 """
 What a DCP load is about, read from the objects that torch itself made for it: planner, plan, metadata, reader.
 
-Names and shapes only. No tensor is touched, no file is opened, and nothing is kept.
+Names and shapes only: no tensor is touched and no file is opened. What is kept ends with the load.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_sentry import config
 from ckpt_sentry.core.inventory import Entry, Inventory
-from ckpt_sentry.core.report import FULL, CheckpointSummary, ModelSummary
-from ckpt_sentry.dataclasses_ import replace
+from ckpt_sentry.core.report import FULL, CheckpointSummary, Facts, Finding, ModelSummary
+from ckpt_sentry.dataclasses_ import dataclass, field, replace
 from ckpt_sentry.formats.step import find_step, peek_step
 from ckpt_sentry.integrations.dcp import planning, stock
 from ckpt_sentry.integrations.dcp import values as dcp_values
@@ -68,6 +68,54 @@ _PLANNER = 5
 _RELATIVE_PATH = attrgetter("relative_path")
 
 
+@dataclass(slots=True)
+class Observed:
+    """
+    What is known of one load until it ends. A load of another framework has it where that goes through DCP.
+    """
+
+    path: str | None = None
+    step: Step | None = None
+    """The step of torch's that tells planner and metadata."""
+    group_rank: int | None = None
+    gathers: bool = True
+    """Whether the ranks send each other what they plan, and what they raise."""
+    unplanned: Facts | None = None
+    """The facts before there was a plan: a plan that changes is looked at again."""
+    look: planning.Look | None = None
+    wanted: Mapping[str, Any] = field(default_factory=dict)
+    """The values that are to be filled, by their keys in the checkpoint."""
+    asked: Collection[str] = ()
+    """Keys that the planner asks for by name, which no value is there for."""
+    items: int | None = None
+    """The read items of the plan."""
+    types: Mapping[str, Any] = field(default_factory=dict)
+    untouched: frozenset[str] = frozenset()
+    """Keys that are not filled."""
+    is_partial: bool = False
+    """Whether the caller allows keys to be missing."""
+    is_nothing: bool = False
+    """Whether all are."""
+    sides: revision.Sides | None = None
+    by_names: tuple[Finding, ...] = ()
+    """The findings that names and plan alone have given."""
+    before: Before | None = None
+    """What the values were before the load, where planner or reader are not torch's own."""
+    places: dict[str, Any] | None = None
+    plan: Any = None
+    metadata: Any = None
+
+
+def observed(load: Load) -> Observed:
+    """
+    The state of DCP in this load.
+    """
+    state = load.state(Observed)
+    if state is None:
+        load.keep(state := Observed())
+    return state
+
+
 def path_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
     """
     The path in the arguments of any of DCP's load functions, as it was given or as the reader has it; or None.
@@ -84,21 +132,19 @@ def note_arguments(load: Load, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     """
     Remember the reader and learn path and step, as far as the arguments of this call tell.
     """
-    reader = _reader_of(args, kwargs)
-    if reader is not None:
-        load.notes["reader"] = reader
+    state = observed(load)
     state_dict = kwargs.get("state_dict", args[0] if args else None)
     if load.facts.key_digest is None and isinstance(state_dict, dict) and len(state_dict) <= MOST_TOP_KEYS:
         load.facts = replace(load.facts, key_digest=_digest(map(str, state_dict)))
     path = path_of(args, kwargs)
-    if path is None or "path" in load.notes:
+    if path is None or state.path is not None:
         return
-    load.notes["path"] = path
+    state.path = path
     step = find_step(path)
     load.facts = replace(
         load.facts,
         path=path,
-        format=_format_of(reader),
+        format=_format_of(_reader_of(args, kwargs)),
         step=step.value if step else None,
         step_source=step.source if step else None,
     )
@@ -112,35 +158,38 @@ def note_values(load: Load, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
     state_dict = kwargs.get("state_dict", args[0] if args else None)
     planner = kwargs.get("planner", args[_PLANNER] if len(args) > _PLANNER else None)
     if isinstance(state_dict, dict) and not is_stock(planner, _reader_of(args, kwargs)):
-        load.notes["before"] = Before(state_dict)
+        observed(load).before = Before(state_dict)
+        load.is_provisional = True
 
 
 def is_watched(load: Load) -> bool:
     """
     Whether it is seen what this load writes: its planner or its reader is not torch's own.
     """
-    return load.notes.get("before") is not None
+    return observed(load).before is not None
 
 
 def note_step_function(load: Load, function: Callable[[], Any], wrapper: Any) -> None:
     """
     Remember the step that torch is about to run on this rank: it tells planner and metadata.
     """
-    step = Step(function)
+    state, step = observed(load), Step(function)
     # The step that reads tells less than the one that plans, unless it is the only one.
-    if step.makes_plan or "step" not in load.notes:
-        load.notes["step"] = step
-    load.notes["group_rank"] = getattr(wrapper, "rank", 0)
-    load.notes["gathers"] = bool(getattr(wrapper, "use_dist", True))
+    if step.makes_plan or state.step is None:
+        state.step = step
+    state.group_rank = getattr(wrapper, "rank", 0)
+    state.gathers = bool(getattr(wrapper, "use_dist", True))
 
 
 def note_planning(load: Load) -> None:
     """
     Watch the planner from here on, until `note_planned`.
     """
-    load.notes["unplanned"] = load.facts
-    load.notes["look"] = planning.begin()
-    load.notes["step"].watch()
+    state = observed(load)
+    state.unplanned = load.facts
+    state.look = planning.begin()
+    if state.step is not None:
+        state.step.watch()
 
 
 def note_planned(load: Load) -> None:
@@ -148,7 +197,8 @@ def note_planned(load: Load) -> None:
     The planner has made its plan, or has raised.
     """
     planning.end()
-    load.notes["step"].unwatch()
+    if (step := observed(load).step) is not None:
+        step.unwatch()
 
 
 def note_reading(load: Load, function: Callable[[], Any]) -> None:
@@ -164,9 +214,9 @@ def note_final_plan(load: Load, plan: Any) -> None:
     """
     Look again at a plan that may have been changed since this rank made it: here, or by the rank that gathers them.
     """
-    items = items_of(plan)
-    is_as_long = items is not None and len(items) == load.notes.get("items")
-    step = load.notes.get("step")
+    items, state = items_of(plan), observed(load)
+    is_as_long = items is not None and len(items) == state.items
+    step = state.step
     if items is not None and not (is_as_long and step is not None and not changes_plans(step)):
         note_plan(load, plan)
 
@@ -178,31 +228,31 @@ def note_plan(load: Load, plan: Any) -> None:
     Args:
         plan: the rank's `LoadPlan`, or None where planning has failed.
     """
-    step = load.notes.get("step")
+    state = observed(load)
+    step = state.step
     metadata: Any = None if step is None else _metadata(load, step)
     if step is None or not hasattr(metadata, "state_dict_metadata"):
         return
     planner = step.planner
     wanted = _wanted(planner, step.state_dict, metadata)
     # A plan that changes is looked at again: what it came to in the end holds.
-    load.facts = load.notes.get("unplanned", load.facts)
+    load.facts = state.unplanned or load.facts
     load.facts = replace(load.facts, key_digest=f"{(load.facts.key_digest or '').partition('/')[0]}/{_digest(wanted)}")
-    load.notes["partial"] = bool(getattr(planner, "allow_partial_load", False))
-    load.notes["types"] = {} if plan is None else dcp_values.types_of(wanted)
-    load.notes |= {"untouched": (), "nothing": False, "items": len(items_of(plan) or ())}
-    load.notes |= {"wanted": wanted, "sides": None}
-    look = load.notes.pop("look", None)
-    load.notes["asked"] = by_name = dcp_keys.asked_by_name(planner, metadata) if getattr(planner, "keys", None) else ()
-    load.notes["partial"] |= bool(by_name)
+    by_name = dcp_keys.asked_by_name(planner, metadata) if getattr(planner, "keys", None) else ()
+    state.is_partial = bool(getattr(planner, "allow_partial_load", False)) or bool(by_name)
+    state.types = {} if plan is None else dcp_values.types_of(wanted)
+    state.untouched, state.is_nothing, state.items = frozenset(), False, len(items_of(plan) or ())
+    state.wanted, state.sides, state.asked = wanted, None, by_name
+    look, state.look = state.look, None
     seen = planning.seen(look, wanted, plan, step) or whole(wanted, metadata.state_dict_metadata, plan)
     if seen is None or by_name:
         _take_apart(load, wanted, metadata, plan)
     else:
         _note_whole(load, seen, metadata)
     _note_step(load, metadata)
-    if (before := load.notes.get("before")) is not None:
-        load.notes["places"] = {key: before.place(key, value) for key, value in wanted.items()}
-        load.notes["plan"] = plan, metadata
+    if (before := state.before) is not None:
+        state.places = {key: before.place(key, value) for key, value in wanted.items()}
+        state.plan, state.metadata = plan, metadata
 
 
 def _metadata(load: Load, step: Step) -> Any:
@@ -251,7 +301,7 @@ def _sides(
     What is to be compared, and what the checkpoint holds by its own names.
     """
     seen: dict[tuple[Any, Any], Entry] = {}
-    model = Inventory(model_entries(wanted, seen) | dict.fromkeys(load.notes["asked"], Entry(None, None)))
+    model = Inventory(model_entries(wanted, seen) | dict.fromkeys(observed(load).asked, Entry(None, None)))
     saved = checkpoint_entries(metadata.state_dict_metadata, seen)
     theirs = revision.by_own_names(plan, model.entries, saved) if is_watched(load) else saved
     if wanted.keys() - model.entries.keys():
@@ -265,7 +315,7 @@ def _scales(load: Load) -> Collection[str]:
     """
     Keys that the reader multiplies with by itself: a model never asks for them (torch 2.13.0, quantized_hf_storage.py).
     """
-    step = load.notes.get("step")
+    step = observed(load).step
     known = getattr(getattr(step, "reader", None), "_weight_scale_mapping", None)
     return frozenset(known.values()) if isinstance(known, dict) else frozenset()
 
@@ -274,9 +324,9 @@ def _note_sides(load: Load, sides: revision.Sides) -> None:
     """
     Say what both sides differ in.
     """
-    examination, model = sides.examined(), sides.model.entries
+    state, examination, model = observed(load), sides.examined(), sides.model.entries
     difference, facts = examination.difference, load.facts
-    unfilled = dcp_optimizer.not_filled(load.notes["wanted"], difference.unexpected)
+    unfilled = dcp_optimizer.not_filled(state.wanted, difference.unexpected)
     planned = {key: part for key, part in (sides.fractions or {}).items() if key not in sides.passed_over}
     lacking = dcp_keys.not_read(examination, planned)
     found = replace(examination, findings=dcp_keys.findings(examination, sides.paths))
@@ -285,10 +335,10 @@ def _note_sides(load: Load, sides: revision.Sides) -> None:
         kept = tuple(one for one in found.findings if one.code != "quantized_state_dropped")
         found = replace(found, findings=kept)
     load.facts = facts.examined(found).with_findings((*lacking, *filter(None, [unfilled])))
-    load.notes["sides"] = sides
-    load.notes["said"] = [one for one in load.facts.findings if one not in facts.findings]
-    load.notes["untouched"] = {*difference.missing, *(pair.key for pair in difference.retyped)}
-    load.notes["nothing"] = bool(model) and len(difference.missing) == len(model)
+    state.sides = sides
+    state.by_names = tuple(one for one in load.facts.findings if one not in facts.findings)
+    state.untouched = frozenset((*difference.missing, *(pair.key for pair in difference.retyped)))
+    state.is_nothing = bool(model) and len(difference.missing) == len(model)
     if not model and any(one.code == "not_compared" for one in load.facts.findings):
         # Nothing is left that could be compared.
         load.facts = replace(load.facts, coverage=None, utilisation=None)
@@ -298,17 +348,15 @@ def _revise(load: Load, wanted: Mapping[str, Any]) -> None:
     """
     Hold what names and plan say against what was seen to be written, where planner or reader are not torch's own.
     """
-    before, places = load.notes.get("before"), load.notes.get("places")
-    if before is None or places is None or load.facts.coverage is None:
+    state = observed(load)
+    if state.before is None or state.places is None or load.facts.coverage is None:
         return
-    plan, metadata = load.notes["plan"]
-    sides = load.notes["sides"] or _sides(load, wanted, metadata, plan)[0]
-    stored = Stored(load.notes.get("path"), metadata, plan, wanted)
-    revised = revision.revised(sides, places, before, stored)
+    sides = state.sides or _sides(load, wanted, state.metadata, state.plan)[0]
+    stored = Stored(state.path, state.metadata, state.plan, wanted)
+    revised = revision.revised(sides, state.places, state.before, stored)
     if revised is None:
         return
-    said = load.notes.get("said", ())
-    known = (*(one for one in load.facts.findings if one not in said), *revised.findings)
+    known = (*(one for one in load.facts.findings if one not in state.by_names), *revised.findings)
     load.facts = replace(load.facts, findings=known)
     _note_sides(load, revised.sides)
 
@@ -318,14 +366,13 @@ def unsay(load: Load, message: str) -> None:
     Take back what names alone have said of a load that a planner of the program's own has ended before there was a
     plan: under which names it would have read is not known. Not where its `message` names a key that is missing.
     """
-    sides = load.notes.get("sides")
-    said = load.notes.get("said")
-    if not (is_watched(load) and said) or sides is None or load.notes["plan"][0] is not None:
+    state = observed(load)
+    if not (is_watched(load) and state.by_names) or state.sides is None or state.plan is not None:
         return
-    if any(key in message for key in sides.examined().difference.missing):
+    if any(key in message for key in state.sides.examined().difference.missing):
         return
-    found = tuple(one for one in load.facts.findings if one not in said)
-    facts, unplanned = load.facts, load.notes.get("unplanned", load.facts)
+    found = tuple(one for one in load.facts.findings if one not in state.by_names)
+    facts, unplanned = load.facts, state.unplanned or load.facts
     load.facts = replace(
         unplanned, findings=found, key_digest=facts.key_digest, checkpoint=facts.checkpoint, model=facts.model
     )
@@ -335,16 +382,17 @@ def look_after(load: Load) -> None:
     """
     Add what the load has left behind: values that are no numbers, entries of another type.
     """
-    step = load.notes.get("step")
-    planner = None if step is None else step.planner
+    state = observed(load)
+    planner = None if state.step is None else state.step.planner
     wanted = getattr(planner, "state_dict", None)
     _revise(load, wanted if isinstance(wanted, dict) else {})
+    load.is_provisional = False
     if not isinstance(wanted, dict) or config.settings().verify == "off":
         return
-    untouched = load.notes.get("untouched", ())
+    untouched = state.untouched
     tensors = {key: value for key, value in wanted.items() if key not in untouched} if untouched else wanted
     found = [dcp_values.not_a_number(tensors, load.facts.bytes_read)]
-    if types := load.notes.get("types"):
+    if types := state.types:
         known = {key: kind for key, kind in types.items() if key not in untouched}
         found += [dcp_values.retyped(known, planner), dcp_values.not_put_back(known, planner)]
     load.facts = load.facts.with_findings(filter(None, found))
@@ -354,7 +402,7 @@ def _note_step(load: Load, metadata: Any) -> None:
     """
     Learn the step from a key of the checkpoint, where no name or file has told it: one small read, if there is one.
     """
-    path = load.notes.get("path")
+    path = observed(load).path
     if load.facts.step is not None or path is None or "://" in path:
         return
     step = peek_step(path, dcp_keys.step_entries(metadata, checkpoint_entry))

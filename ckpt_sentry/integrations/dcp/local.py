@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from ckpt_sentry.integrations.dcp import facts as dcp_facts
 from ckpt_sentry.patching import ledger
 from ckpt_sentry.patching.guard import around, contained
 from ckpt_sentry.patching.later import later
@@ -38,7 +39,7 @@ def instrument(module: ModuleType) -> None:
 @contained("dcp.waits")
 def _waits(_: Callable[..., Any], args: tuple[Any, ...], __: dict[str, Any]) -> Load | None:
     load = loads.current()
-    path = load.notes.get("path") if load is not None else None
+    path = dcp_facts.observed(load).path if load is not None else None
     if load is None or path is None or load.phase == BARRIER or not args:
         return None
     found = files.rank_local(path, getattr(args[0], "rank", None))

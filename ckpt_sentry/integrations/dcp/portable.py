@@ -16,8 +16,8 @@ import pickle
 import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckpt_sentry.integrations.exceptions import TEXT, text_of
 from ckpt_sentry.patching.guard import contained, let_through
+from ckpt_sentry.session.exceptions import TEXT, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -37,9 +37,11 @@ from ckpt_sentry.integrations.dcp import (
 )
 from ckpt_sentry.integrations.dcp.stock import shows_plan
 from ckpt_sentry.integrations.torch_module import torch_load
+from ckpt_sentry.integrations.watch import watching
 from ckpt_sentry.patching import ledger
-from ckpt_sentry.patching.guard import around, contained, trim
+from ckpt_sentry.patching.guard import contained, trim
 from ckpt_sentry.session import loads
+from ckpt_sentry.session.conclude import end, look, note_raised
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,31 +134,21 @@ def _is_within(original: Callable[..., Any], outer: Load) -> bool:
     return not is_torchs or outer.thread_id != threading.get_ident()
 
 
-def _end(load: Load, error: BaseException | None) -> None:
-    try:
-        _conclude(load, error)
-    finally:
-        if load.report is None:
-            _cut_short(load, error)
-        _leave(load)
+@contained("dcp.before")
+def _before(_load: Load) -> None:
+    """
+    Nothing is known yet: torch reads the metadata itself.
+    """
+
+
+@contained("dcp.after")
+def _after(load: Load) -> None:
+    look(load, dcp_errors.judge)
 
 
 @contained("dcp.end")
-def _conclude(load: Load, error: BaseException | None) -> None:
-    dcp_errors.conclude(load, error)
-
-
-@contained("dcp.leave")
-def _leave(load: Load) -> None:
-    load.leave()
-
-
-@contained("dcp.cut_short")
-def _cut_short(load: Load, error: BaseException | None) -> None:
-    """
-    Something of ours has failed: what is known is said, and the load has an end.
-    """
-    dcp_errors.cut_short(load, error)
+def _end(load: Load, error: BaseException | None) -> None:
+    end(load, error, functools.partial(dcp_errors.explain, load))
 
 
 def _observed_plan(load: Load, map_fun: Callable[[], Any]) -> Callable[[], Any]:
@@ -264,7 +256,7 @@ def _wrap_exception(original: Callable[..., Any], patch: Patch) -> Callable[...,
 
 @contained("dcp.raised")
 def _raised(load: Load, exc: BaseException) -> None:
-    dcp_errors.note_own(load, exc)
+    note_raised(load, exc, functools.partial(dcp_errors.explain, load))
 
 
 @contained("dcp.sendable")
@@ -275,7 +267,7 @@ def _sendable(wrapped: Any) -> None:
 @contained("dcp.portable")
 def _portable(load: Load, exc: BaseException) -> BaseException | None:
     # In a load of one process nothing travels: the caller gets the very object that was raised.
-    return portable.portable(exc) if load.notes.get("gathers", True) else exc
+    return portable.portable(exc) if dcp_facts.observed(load).gathers else exc
 
 
 def _collective(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
@@ -307,4 +299,4 @@ def _reader(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
     return read_data
 
 
-_LOAD = around(_begin, _end)
+_LOAD = watching(_begin, _before, _after, _end)

@@ -12,8 +12,8 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from ckpt_sentry.core import ranks
-from ckpt_sentry.integrations.exceptions import raw_text, text_of
 from ckpt_sentry.patching.guard import contained
+from ckpt_sentry.session.exceptions import raw_text, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

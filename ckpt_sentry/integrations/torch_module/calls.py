@@ -16,7 +16,7 @@ from ckpt_sentry.core.report import Finding
 from ckpt_sentry.dataclasses_ import dataclass, field
 from ckpt_sentry.integrations.torch_module import report as module_report
 from ckpt_sentry.integrations.torch_module.judge import Lists, Offer
-from ckpt_sentry.integrations.torch_module.seams import FILE, OBSERVER
+from ckpt_sentry.integrations.torch_module.seams import FILE
 from ckpt_sentry.model import inventories, model_state, provenance
 from ckpt_sentry.patching.guard import contained
 from ckpt_sentry.patching.later import later
@@ -113,7 +113,7 @@ def enter(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call |
         return None
     outer = loads.current()
     file = _file.get()
-    observer = outer.notes.get(OBSERVER) if outer is not None else file.take if file is not None else None
+    observer = outer.on_filled if outer is not None else file.take if file is not None else None
     if outer is not None and observer is None:
         return None
     given = dict(zip(entry.parameters, args, strict=False), **kwargs)

@@ -6,39 +6,33 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry import config
 from ckpt_sentry.core.inventory import Inventory
-from ckpt_sentry.core.policy import Policy
-from ckpt_sentry.core.report import Facts, Finding, LoadReport
-from ckpt_sentry.core.verdict import verdict
+from ckpt_sentry.core.report import Facts, LoadReport
 from ckpt_sentry.dataclasses_ import replace
 from ckpt_sentry.errors import LowCoverageError
-from ckpt_sentry.integrations.exceptions import INTERRUPTS, attach, describe
 from ckpt_sentry.integrations.torch_module import judge as module_judge
 from ckpt_sentry.integrations.torch_module import parts as module_parts
 from ckpt_sentry.model import inventories, model_state, provenance
 from ckpt_sentry.patching.later import later
 from ckpt_sentry.session import loads
+from ckpt_sentry.session.conclude import Asked, end, raised, refusal
+from ckpt_sentry.session.exceptions import INTERRUPTS, attach, describe
 
 if TYPE_CHECKING:
     from ckpt_sentry.integrations.torch_module import own as module_own
     from ckpt_sentry.integrations.torch_module.calls import Call
     from ckpt_sentry.integrations.torch_module.judge import Lists
-    from ckpt_sentry.render import refusals
     from ckpt_sentry.render.note import note
 else:
-    refusals = later("ckpt_sentry.render.refusals")
     note = later("ckpt_sentry.render.note:note")
     module_own = later("ckpt_sentry.integrations.torch_module.own")
 
 MOST_KINDS: Final = 64
 """Kinds of good loads that are recorded in one process, and as many of others."""
-
-SOMETHING: Final = 1e-12
-"""The coverage of a load that brought in anything at all."""
 
 
 class _Kinds:
@@ -83,9 +77,7 @@ def say_raised(call: Call, error: BaseException) -> None:
     """
     if isinstance(error, INTERRUPTS):
         return
-    described = describe(error, None)
-    text = f"{described.type}: {described.message}" if described.message else described.type
-    facts = module_judge.located(call.state_dict, call.offer).with_findings([Finding("rank_raised", "error", text)])
+    facts = module_judge.located(call.state_dict, call.offer).with_findings([raised(describe(error, None))])
     _failed(call, facts, (), error)
 
 
@@ -139,7 +131,7 @@ def _whole(call: Call) -> None:
     if empty:
         facts = module_judge.unfilled(facts, call.module, (), empty, call.meta_words)
         # torch itself says that it does nothing: a warning does, but for "strict".
-        error = _refusal(call, facts, inventories.model_inventory(call.module), (), tolerated=True)
+        error = refusal(call.entry.name, facts, inventories.model_inventory(call.module), (), asked="part")
     if left and len(call.state_dict) > len(empty):
         facts = facts.with_findings([module_judge.unmade(left)])
     _conclude(call, facts, call.state_dict, error, is_new=is_new)
@@ -166,14 +158,14 @@ def _partial(call: Call, lists: Lists) -> None:
     facts = found.facts
     if is_part and found.examination.coverage.keys > 0:
         facts = module_judge.softened(facts)
-    tolerated = not call.is_strict or model_state.is_sharded(call.module)
+    asked: Asked = "part" if not call.is_strict or model_state.is_sharded(call.module) else "something"
     empty, left = module_judge.on_meta(call.module)
     if left and len(found.wanted.entries) > len(empty):
         facts = facts.with_findings([module_judge.unmade(left)])
     if empty:
         facts = module_judge.unfilled(facts, call.module, set(found.lists.missing), empty, call.meta_words)
-        tolerated = True
-    error = _refusal(call, facts, found.wanted, found.examination.difference.missing, tolerated=tolerated)
+        asked = "part"
+    error = refusal(call.entry.name, facts, found.wanted, found.examination.difference.missing, asked=asked)
     _conclude(call, facts, () if is_part else _sorted(lists), error, is_new=is_new)
 
 
@@ -224,24 +216,13 @@ def _assembled(call: Call) -> None:
         _record(module_parts.Subject.of(call), facts, wanted.entries, None)
 
 
-def _refusal(
-    call: Call, facts: Facts, wanted: Inventory, missing: Sequence[str], *, tolerated: bool
-) -> LowCoverageError | None:
-    mode = config.settings().mode
-    minimum = 1.0 if mode == "strict" else SOMETHING
-    if Policy(mode=mode, minimum=minimum, tolerated=tolerated).refusal(facts.coverage) is None:
-        return None
-    return LowCoverageError(refusals.loaded(call.entry.name, facts, wanted, missing, minimum))
-
-
 def _conclude(call: Call, facts: Facts, keys: Iterable[Any], error: LowCoverageError | None, *, is_new: bool) -> None:
     """
     Record what is new or refused, and raise the refusal.
     """
     if is_new or error is not None:
-        report = _record(module_parts.Subject.of(call), facts, keys, error)
+        _record(module_parts.Subject.of(call), facts, keys, error)
         if error is not None:
-            error.ckpt_sentry = report
             raise error
 
 
@@ -262,6 +243,7 @@ def _failed(call: Call, facts: Facts, keys: Iterable[Any], error: BaseException)
         report = _record(module_parts.Subject.of(call), facts, keys, error)
     if report is not None:
         _kinds.failed[kind] = report
+        # Only the first of a kind has got it from the end of its load.
         attach(error, note(report), report)
 
 
@@ -292,15 +274,7 @@ def _record(
     if facts.model is not None:
         facts = replace(facts, model=replace(facts.model, name=subject.model))
     load.facts = replace(facts, key_digest=digest)
-    described = None if error is None else describe(error, None)
-    try:
-        if described is not None:
-            load.failing(described)
-        # What the agent refuses is judged by what came in; what torch refuses has failed.
-        fatal = None if isinstance(error, LowCoverageError) else described
-        return load.finish(verdict(error=fatal, coverage=facts.coverage, findings=facts.findings), described)
-    finally:
-        load.leave()
+    return end(load, error)
 
 
 def _digest(keys: Iterable[Any]) -> str:

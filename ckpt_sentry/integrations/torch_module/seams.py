@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from ckpt_sentry.patching.patches import Wrap
 
 TARGET = "module"
-OBSERVER: Final = "module_observer"
-"""The note of a load whose target wants to hear of each module filled within it: `Callable[[Call], object]`."""
 
 
 class Entry(NamedTuple):
@@ -104,7 +102,7 @@ def _calls() -> Any:
     What watches the calls; None where this one is a part of another load that does not ask for it.
     """
     load = loads.current()
-    return _module_calls() if load is None or OBSERVER in load.notes else None
+    return _module_calls() if load is None or load.on_filled is not None else None
 
 
 @functools.cache

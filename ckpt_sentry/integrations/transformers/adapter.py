@@ -13,17 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 from ckpt_sentry import config
 from ckpt_sentry.core.examine import examine
 from ckpt_sentry.core.inventory import Entry, Inventory
-from ckpt_sentry.core.policy import Policy
-from ckpt_sentry.core.verdict import verdict
-from ckpt_sentry.dataclasses_ import replace
-from ckpt_sentry.errors import LowCoverageError
+from ckpt_sentry.dataclasses_ import dataclass, replace
 from ckpt_sentry.formats.step import find_step
-from ckpt_sentry.integrations.exceptions import describe
-from ckpt_sentry.integrations.torch_module.report import SOMETHING
 from ckpt_sentry.integrations.transformers import judge as transformers_judge
 from ckpt_sentry.model import inventories
-from ckpt_sentry.render import refusals
 from ckpt_sentry.session import loads
+from ckpt_sentry.session.conclude import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,6 +28,16 @@ if TYPE_CHECKING:
 _PARAMETERS: Final = ("peft_model_id", "adapter_name")
 _DEFAULT: Final = "default"
 _NO_ENTRY: Final = Entry(None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Adapter:
+    """
+    The adapter's name, and the keys of the model before it came.
+    """
+
+    name: str
+    before: frozenset[str]
 
 
 def begin(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Load | None:
@@ -47,54 +52,43 @@ def begin(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Load 
     before = frozenset(key for key, _ in inventories.tensors_of(model))
     load = loads.begin("transformers", f"{type(model).__name__}.load_adapter", path)
     if load is not None:
-        load.notes.update(before=before, adapter=given.get("adapter_name") or _DEFAULT)
+        load.keep(_Adapter(given.get("adapter_name") or _DEFAULT, before))
         load.facts = replace(load.facts, step=step.value if step else None, step_source=step.source if step else None)
     return load
 
 
-def conclude(load: Load, model: Any, info: Any, error: BaseException | None) -> None:
+def judge(load: Load, model: Any, info: Any) -> None:
     """
-    Finish the load: what the adapter lacks is said, and refused where the settings refuse every part.
+    Judge a load that has returned `info`.
 
     Raises:
         LowCoverageError: under `CKPT_SENTRY=strict`, some of the adapter is not the checkpoint's.
     """
-    if error is not None:
-        transformers_judge.failed(load, error)
-        return
     wanted = _adapter(load, model)
     missing = wanted.entries.keys() & set(info.missing_keys)
     came = {key: entry for key, entry in wanted.entries.items() if key not in missing}
     came.update((key, Entry(tuple(shape), None)) for key, shape, _ in info.mismatched_keys if key in came)
     came.update(dict.fromkeys(info.unexpected_keys, _NO_ENTRY))
-    settings = config.settings()
-    found = examine(wanted, Inventory(came), allow_missing=settings.allow_missing)
+    found = examine(wanted, Inventory(came), allow_missing=config.settings().allow_missing)
     load.facts = replace(
         load.facts,
         model=inventories.model_summary(wanted),
         checkpoint=transformers_judge.summary(load, Inventory(came)),
         format=transformers_judge.format_of(load),
     ).examined(found)
-    refusal = None
-    if Policy(mode=settings.mode, minimum=SOMETHING, tolerated=True).refusal(load.facts.coverage) is not None:
-        text = refusals.loaded(load.entry_point, load.facts, wanted, found.difference.missing, 1.0)
-        refusal = LowCoverageError(text)
-    described = None if refusal is None else describe(refusal, None)
-    if described is not None:
-        load.failing(described)
-    report = load.finish(verdict(coverage=load.facts.coverage, findings=load.facts.findings), described)
-    if refusal is not None:
-        refusal.ckpt_sentry = report
-        raise refusal
+    error = refusal(load.entry_point, load.facts, wanted, found.difference.missing, asked="part")
+    if error is not None:
+        raise error
 
 
 def _adapter(load: Load, model: Any) -> Inventory:
     """
     The tensors that bear the adapter's name: those that came with it or, where it was there before, all of them.
     """
-    name, before = load.notes["adapter"], load.notes["before"]
-    whole = inventories.model_inventory(model)
-    named = {key: entry for key, entry in whole.entries.items() if name in key.split(".")}
-    fresh = {key: entry for key, entry in named.items() if key not in before}
+    whole, adapter = inventories.model_inventory(model), load.state(_Adapter)
+    if adapter is None:
+        return Inventory()
+    named = {key: entry for key, entry in whole.entries.items() if adapter.name in key.split(".")}
+    fresh = {key: entry for key, entry in named.items() if key not in adapter.before}
     entries = fresh or named
     return Inventory(entries, {key: owner for key, owner in whole.ties.items() if key in entries and owner in entries})

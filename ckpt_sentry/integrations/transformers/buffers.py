@@ -8,11 +8,12 @@ computes them in `__init__` alone, as code for transformers 4 does, goes on with
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckpt_sentry.core.findings import listing, verb
 from ckpt_sentry.core.fold import folds
 from ckpt_sentry.core.report import Finding
+from ckpt_sentry.dataclasses_ import dataclass, field
 from ckpt_sentry.model import inventories, proof
 
 if TYPE_CHECKING:
@@ -20,7 +21,15 @@ if TYPE_CHECKING:
 
     from ckpt_sentry.session.loads import Load
 
-_NOTE: Final = "buffers"
+
+@dataclass(slots=True)
+class _Buffers:
+    """
+    The buffers that were on the meta device, and, once they have memory, what that held.
+    """
+
+    names: frozenset[str]
+    marks: dict[str, _Mark] = field(default_factory=dict)
 
 
 class _Mark(NamedTuple):
@@ -33,18 +42,19 @@ def before(load: Load, model: torch.nn.Module) -> None:
     """
     Remember which buffers are on the meta device, before they are given memory.
     """
-    load.notes[_NOTE] = {name for name, value in inventories.transient_of(model) if value.is_meta and value.numel()}
+    empty = (name for name, value in inventories.transient_of(model) if value.is_meta and value.numel())
+    load.keep(_Buffers(frozenset(empty)))
 
 
 def moved(load: Load, model: torch.nn.Module) -> None:
     """
     Remember what the memory held that they were given. No tensor is kept.
     """
-    names = load.notes.get(_NOTE)
-    if not names:
+    known = load.state(_Buffers)
+    if known is None or not known.names:
         return
-    values = proof.samples(proof.Holder(model), names)
-    load.notes[_NOTE] = {
+    values = proof.samples(proof.Holder(model), known.names)
+    known.marks = {
         name: _Mark(id(value), value._version, values[name])
         for name, value in inventories.transient_of(model)
         if name in values and not value.is_inference()  # those count no versions
@@ -55,9 +65,10 @@ def unfilled(load: Load, model: torch.nn.Module) -> Finding | None:
     """
     Say into which of them nothing was written since, by the tensor itself, its version counter and its values.
     """
-    marks = load.notes.pop(_NOTE, None)
-    if not isinstance(marks, dict):
+    known = load.state(_Buffers)
+    if known is None or not known.marks:
         return None
+    marks = known.marks
     same = {
         name: marks[name].values
         for name, value in inventories.transient_of(model)

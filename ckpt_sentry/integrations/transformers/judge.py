@@ -12,19 +12,17 @@ from typing import TYPE_CHECKING, Any, Final
 from ckpt_sentry import config
 from ckpt_sentry.core.examine import examine
 from ckpt_sentry.core.inventory import Entry, Inventory
-from ckpt_sentry.core.policy import Policy
-from ckpt_sentry.core.report import CheckpointSummary, Finding, Proof
-from ckpt_sentry.core.verdict import verdict
-from ckpt_sentry.dataclasses_ import replace
-from ckpt_sentry.errors import LowCoverageError
+from ckpt_sentry.core.report import CheckpointSummary, Finding, LoadError, Proof
+from ckpt_sentry.dataclasses_ import dataclass, field, replace
 from ckpt_sentry.formats import folder, state_file
 from ckpt_sentry.formats.step import find_step
-from ckpt_sentry.integrations.exceptions import INTERRUPTS, attach, describe
 from ckpt_sentry.integrations.transformers import files as transformers_files
 from ckpt_sentry.integrations.transformers import names as transformers_names
 from ckpt_sentry.model import inventories, proof
 from ckpt_sentry.patching.later import later
 from ckpt_sentry.session import loads
+from ckpt_sentry.session.conclude import disproof, refusal
+from ckpt_sentry.session.loads import SETUP
 
 if TYPE_CHECKING:
     from ckpt_sentry.core import quantized
@@ -32,22 +30,18 @@ if TYPE_CHECKING:
     from ckpt_sentry.core.fold import folds, key_list
     from ckpt_sentry.formats.elements import Slot
     from ckpt_sentry.formats.state_file import StateFile
-    from ckpt_sentry.integrations.torch_module import report as module_report
     from ckpt_sentry.integrations.transformers import buffers as transformers_buffers
     from ckpt_sentry.integrations.transformers.names import Source
     from ckpt_sentry.render import refusals
-    from ckpt_sentry.render.note import note
     from ckpt_sentry.session.loads import Load
 else:
     quantized = later("ckpt_sentry.core.quantized")
     transformers_buffers = later("ckpt_sentry.integrations.transformers.buffers")
-    note = later("ckpt_sentry.render.note:note")
     refusals = later("ckpt_sentry.render.refusals")
     anew = later("ckpt_sentry.core.findings:anew")
     renaming = later("ckpt_sentry.core.findings:renaming")
     folds = later("ckpt_sentry.core.fold:folds")
     key_list = later("ckpt_sentry.core.fold:key_list")
-    module_report = later("ckpt_sentry.integrations.torch_module.report")
 
 _NO_ENTRY: Final = Entry(None, None)
 _ABSENCES: Final = frozenset({"shape_mismatch", "block_lost", "kind_lost"})
@@ -57,6 +51,36 @@ _SHOWN: Final = 3
 _STRIPPED: Final = re.compile(r'strip the prefix "([\w.]+)"')
 _MOST_FILES: Final = 256
 """Shards whose headers are read: of a checkpoint with more the loading info says enough."""
+
+
+@dataclass(slots=True)
+class State:
+    """
+    What is known of one call of `from_pretrained` or `load_adapter`.
+    """
+
+    folder: str | None = None
+    """The folder that the caller names; None where it is a name on the hub."""
+    renamed: tuple[str, ...] = ()
+    """The patterns of the caller's `key_mapping`."""
+    variant: str | None = None
+    renames: bool = True
+    """Whether this transformers has `key_mapping`."""
+    files: list[str] | None = None
+    """The files that were chosen, once they are."""
+    headers: list[StateFile] | None = None
+    wanted: Inventory = field(default_factory=Inventory)
+    missing: Sequence[str] = ()
+
+
+def state_of(load: Load) -> State:
+    """
+    The state of a load that this integration has begun.
+    """
+    state = load.state(State)
+    if state is None:
+        load.keep(state := State())
+    return state
 
 
 def begin(model_class: Any, name: Any, key_mapping: Any = None, variant: Any = None) -> Load | None:
@@ -69,9 +93,8 @@ def begin(model_class: Any, name: Any, key_mapping: Any = None, variant: Any = N
     # Nothing that could fail comes after: a load that is begun has to be ended.
     load = loads.begin("transformers", f"{model_class.__name__}.from_pretrained", path)
     if load is not None:
-        load.notes["folder"] = local
-        load.notes["renamed"] = tuple(map(str, key_mapping or ()))
-        load.notes["variant"] = None if variant is None else str(variant)
+        renamed = tuple(map(str, key_mapping or ()))
+        load.keep(State(local, renamed, None if variant is None else str(variant)))
         load.facts = replace(load.facts, step=step.value if step else None, step_source=step.source if step else None)
     return load
 
@@ -82,7 +105,7 @@ def note_files(load: Load, resolved: Any) -> None:
     """
     files = resolved[0] if isinstance(resolved, tuple) and resolved else None
     paths = [os.fspath(file) for file in files or ()]
-    load.notes["files"] = [path for path in paths if path.endswith(_KINDS)]
+    state_of(load).files = [path for path in paths if path.endswith(_KINDS)]
     load.enter("read")
 
 
@@ -114,8 +137,8 @@ def note_info(load: Load, model: Any, load_config: Any, info: Any) -> None:
         checkpoint=summary(load, checkpoint),
         format=format_of(load),
     ).examined(examination)
-    load.notes["missing"] = examination.difference.missing
-    load.notes["wanted"] = model_side
+    state = state_of(load)
+    state.missing, state.wanted = examination.difference.missing, model_side
     _advise(load)
     missing = set(examination.difference.missing)
     if getattr(load_config, "ignore_mismatched_sizes", False):
@@ -128,70 +151,43 @@ def note_info(load: Load, model: Any, load_config: Any, info: Any) -> None:
     _prove(load, model, load_config, {*info.missing_keys, *mismatched})
 
 
-def conclude(load: Load, error: BaseException | None) -> None:
+def refuse(load: Load) -> None:
     """
-    Finish the load. Where it failed, attach the report to the exception; where nothing entered, refuse it.
+    Judge a load that has returned.
 
     Raises:
         LowCoverageError: not one key of the checkpoint is one of the model's, or the values are not the checkpoint's.
     """
+    facts, state = load.facts, state_of(load)
+    differing = facts.proof.differing.count if facts.proof else 0
+    error = refusal(load.entry_point, facts, state.wanted, state.missing, asked="something") or disproof(
+        load.entry_point, facts, differing
+    )
     if error is not None:
-        failed(load, error)
-        return
-    settings, facts = config.settings(), load.facts
-    strict = settings.mode == "strict"
-    minimum = 1.0 if strict else module_report.SOMETHING
-    rules = Policy(mode=settings.mode, minimum=minimum)
-    text = None
-    if rules.refusal(facts.coverage) is not None:
-        # Nothing at all is under any minimum: name the one that the settings have.
-        said = 1.0 if strict else settings.min_coverage
-        wanted, missing = load.notes["wanted"], load.notes["missing"]
-        text = refusals.loaded(load.entry_point, facts, wanted, missing, said)
-    elif rules.disproof(facts.proof.differing.count if facts.proof else 0) is not None:
-        text = refusals.disproved(load.entry_point, facts)
-    refusal = None if text is None else LowCoverageError(text)
-    described = None if refusal is None else describe(refusal, None)
-    if described is not None:
-        load.failing(described)
-    judged = verdict(coverage=facts.coverage, findings=facts.findings, proof=facts.proof)
-    report = load.finish(judged, described)
-    if refusal is not None:
-        refusal.ckpt_sentry = report
-        raise refusal
+        raise error
 
 
-def failed(load: Load, error: BaseException) -> None:
+def explain(load: Load, _error: BaseException, _described: LoadError) -> Iterator[Finding]:
     """
-    Finish a load that has raised, with what its files are, and attach the report.
+    Say what the files are, where a load has raised and they are what it broke on.
     """
-    described = describe(error, load.phase)
-    if not isinstance(error, INTERRUPTS):
-        found = [finding for file in _state_files(load) for finding in file.findings if finding.level == "error"]
-        beside = [*_beside(load)] if found else []
-        if not found and load.phase == "setup" and load.notes.get("folder"):
-            # No file was chosen: say what lies there instead.
-            found = [finding for finding in folder.choose(load.notes["folder"]).findings if finding.level == "error"]
-        if found:
-            load.facts = load.facts.with_findings([*found[:_SHOWN], *beside])
-        elif not any(finding.level == "error" for finding in load.facts.findings):
-            text = f"{described.type}: {described.message}"
-            load.facts = load.facts.with_findings([Finding("rank_raised", "error", text)])
-    load.failing(described)
-    report = load.finish(verdict(error=described), described)
-    if not isinstance(error, INTERRUPTS):
-        attach(error, note(report), report)
+    found = [finding for file in _state_files(load) for finding in file.findings if finding.level == "error"]
+    beside = [*_beside(load)] if found else []
+    state = state_of(load)
+    if not found and load.phase == SETUP and state.folder:
+        # No file was chosen: say what lies there instead.
+        found = [finding for finding in folder.choose(state.folder).findings if finding.level == "error"]
+    yield from (*found[:_SHOWN], *beside)
 
 
 def _state_files(load: Load) -> Sequence[StateFile]:
     """
     The headers of the files that were read; once for each load.
     """
-    known: Sequence[StateFile] | None = load.notes.get("state_files")
-    if known is None:
-        files = load.notes.get("files", ())
-        known = load.notes["state_files"] = [state_file.read(file) for file in files[:_MOST_FILES]]
-    return known
+    state = state_of(load)
+    if state.headers is None:
+        state.headers = [state_file.read(file) for file in (state.files or ())[:_MOST_FILES]]
+    return state.headers
 
 
 def _look_beside(load: Load) -> None:
@@ -207,24 +203,24 @@ def _look_beside(load: Load) -> None:
 
 
 def _beside(load: Load) -> Iterator[Finding]:
-    is_local = load.notes.get("folder") is not None
-    if is_local or len(load.notes.get("files", ())) > 1:
-        yield from transformers_files.findings(_state_files(load), load.notes.get("variant"), is_local=is_local)
+    state = state_of(load)
+    is_local = state.folder is not None
+    if is_local or len(state.files or ()) > 1:
+        yield from transformers_files.findings(_state_files(load), state.variant, is_local=is_local)
 
 
 def summary(load: Load, checkpoint: Inventory) -> CheckpointSummary:
     """
     Count what a checkpoint holds, and the files that were chosen.
     """
-    files = load.notes.get("files", ())
-    return replace(inventories.checkpoint_summary(checkpoint), files=len(files) or None)
+    return replace(inventories.checkpoint_summary(checkpoint), files=len(state_of(load).files or ()) or None)
 
 
 def format_of(load: Load) -> str | None:
     """
     The format of the files that were chosen, where it is one.
     """
-    files = load.notes.get("files", ())
+    files = state_of(load).files or ()
     kinds = {"safetensors" if file.endswith(".safetensors") else "torch_save" for file in files}
     return kinds.pop() if len(kinds) == 1 else None
 
@@ -266,7 +262,7 @@ def _advise(load: Load) -> None:
     if load.facts.rename is None:
         return
     step = "Save ckpt_sentry.unify_keys(state_dict, model).state_dict, and load that."
-    if (found := _STRIPPED.fullmatch(load.facts.rename.rule)) and load.notes.get("renames", True):
+    if (found := _STRIPPED.fullmatch(load.facts.rename.rule)) and state_of(load).renames:
         step = f'Rename the keys: from_pretrained(…, key_mapping={{r"^{re.escape(found[1])}": ""}}).'
     load.facts = replace(load.facts, findings=renaming(load.facts.findings, step))
 
@@ -309,7 +305,7 @@ def _welcome(load: Load, missing: Collection[str]) -> None:
     """
     Say of a new head what it is, in one line of information.
     """
-    counted = load.notes["wanted"].once(sorted(missing))
+    counted = state_of(load).wanted.once(sorted(missing))
     listed = ", ".join(fold.text for fold in list(folds(counted))[:_SHOWN])
     text = f"New in this model, and to be trained: {listed} ({len(counted):,} keys are not the checkpoint's)."
     rest = [
@@ -324,12 +320,12 @@ def _prove(load: Load, model: Any, load_config: Any, lost: Collection[str]) -> N
     """
     Compare values with those of the keys that may have filled them; what is converted on the way is left out.
     """
-    depth = config.settings().verify
-    if depth == "off" or _is_quantizing(load_config) or not load.notes.get("files"):
+    depth, state = config.settings().verify, state_of(load)
+    if depth == "off" or _is_quantizing(load_config) or not state.files:
         return
-    wanted: Inventory = load.notes["wanted"]
+    wanted = state.wanted
     slots = {key: slot for file in _state_files(load) for key, slot in file.slots.items()}
-    names = transformers_names.sources(model, slots, wanted.entries, load.notes["renamed"])
+    names = transformers_names.sources(model, slots, wanted.entries, state.renamed)
     groups: dict[str, list[Slot]] = {}
     for key in wanted.entries:
         if key in names and key not in lost:

@@ -23,8 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_sentry.integrations.transformers import v4 as transformers_v4
 from ckpt_sentry.patching import ledger
-from ckpt_sentry.patching.guard import around, contained
+from ckpt_sentry.patching.guard import contained
+from ckpt_sentry.patching.wrapping_importlib_bootstrap import judging
 from ckpt_sentry.session import loads
+from ckpt_sentry.session.conclude import end, look
 
 if TYPE_CHECKING:
     from ckpt_sentry.patching.ledger import Patch
@@ -51,7 +53,7 @@ def instrument(module: ModuleType) -> None:
     else:
         ledger.gate(model, "from_pretrained", "its loading info is not where transformers 4 or 5 has it", target=TARGET)
         return
-    ledger.patch(model, "from_pretrained", around(_begin, _end), target=TARGET)
+    ledger.patch(model, "from_pretrained", judging(_begin, _before, _after, _end), target=TARGET)
 
 
 @contained("transformers.begin")
@@ -64,15 +66,26 @@ def _begin(_original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     return transformers_judge.begin(args[0], name, kwargs.get("key_mapping"), kwargs.get("variant"))
 
 
+@contained("transformers.before")
+def _before(_load: Load) -> None:
+    """
+    Nothing is known yet: transformers makes the model itself.
+    """
+
+
+@contained("transformers.after")
+def _after(load: Load) -> None:
+    from ckpt_sentry.integrations.transformers import judge as transformers_judge
+
+    transformers_v4.note(load)
+    look(load, transformers_judge.refuse)
+
+
 @contained("transformers.end")
 def _end(load: Load, error: BaseException | None) -> None:
     from ckpt_sentry.integrations.transformers import judge as transformers_judge
 
-    try:
-        transformers_v4.note(load)
-        transformers_judge.conclude(load, error)
-    finally:
-        load.leave()
+    end(load, error, functools.partial(transformers_judge.explain, load))
 
 
 def _resolve(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
@@ -144,7 +157,7 @@ def _look_at_buffers(load: Load, model: Any, *, was_moved: bool) -> None:
 
 
 def _adapter(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
-    begin, end = _begin_adapter, _end_adapter
+    begin, judge, end_ = _begin_adapter, _judge_adapter, _end
 
     @functools.wraps(original)
     def load_adapter(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -153,10 +166,11 @@ def _adapter(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
             return original(self, *args, **kwargs)
         try:
             result = original(self, *args, **kwargs)
+            judge(load, self, result)
         except BaseException as error:
-            end(load, self, None, error)
+            end_(load, error)
             raise
-        end(load, self, result, None)
+        end_(load, None)
         return result
 
     return load_adapter
@@ -169,11 +183,8 @@ def _begin_adapter(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return transformers_adapter.begin(model, args, kwargs)
 
 
-@contained("transformers.end_adapter")
-def _end_adapter(load: Load, model: Any, info: Any, error: BaseException | None) -> None:
+@contained("transformers.judge_adapter")
+def _judge_adapter(load: Load, model: Any, info: Any) -> None:
     from ckpt_sentry.integrations.transformers import adapter as transformers_adapter
 
-    try:
-        transformers_adapter.conclude(load, model, info, error)
-    finally:
-        load.leave()
+    look(load, lambda load: transformers_adapter.judge(load, model, info))

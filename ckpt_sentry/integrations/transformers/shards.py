@@ -8,16 +8,17 @@ load, judged by what all of them have left out. With `strict=True` it raises by 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
-from ckpt_sentry.integrations.torch_module.seams import OBSERVER
 from ckpt_sentry.integrations.watch import watching
 from ckpt_sentry.patching import ledger
 from ckpt_sentry.patching.guard import contained
 from ckpt_sentry.patching.later import later
 from ckpt_sentry.session import loads
+from ckpt_sentry.session.conclude import end, look
 
 if TYPE_CHECKING:
     from ckpt_sentry.integrations.transformers import shards_judge
@@ -27,7 +28,6 @@ else:
 
 TARGET: Final = "transformers"
 NAME: Final = "load_sharded_checkpoint"
-NOTE: Final = "shards"
 _PARAMETERS: Final = ("model", "folder", "strict", "prefer_safe")
 
 
@@ -49,23 +49,32 @@ def _begin(_original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         "transformers",
         NAME,
         series.path,
-        observe=lambda load: load.notes.update({NOTE: series, OBSERVER: series.take}),
+        observe=lambda load: _observe(load, series),
     )
+
+
+def _observe(load: Load, series: shards_judge.Series) -> None:
+    load.keep(series)
+    load.on_filled = series.take
 
 
 @contained("transformers_shards.before")
 def _before(load: Load) -> None:
-    load.facts = shards_judge.located(load.facts, load.notes[NOTE])
+    load.facts = shards_judge.located(load.facts, _series(load))
 
 
 @contained("transformers_shards.after")
 def _after(load: Load) -> None:
-    shards_judge.judge(load, load.notes[NOTE])
+    look(load, lambda load: shards_judge.judge(load, _series(load)))
 
 
 @contained("transformers_shards.end")
 def _end(load: Load, error: BaseException | None) -> None:
-    try:
-        shards_judge.conclude(load, load.notes[NOTE], error)
-    finally:
-        load.leave()
+    end(load, error, functools.partial(shards_judge.explain, load, _series(load)))
+
+
+def _series(load: Load) -> shards_judge.Series:
+    series = load.state(shards_judge.Series)
+    if series is None:
+        raise LookupError("the load has ended")
+    return series

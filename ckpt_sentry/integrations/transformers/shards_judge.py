@@ -8,32 +8,24 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from ckpt_sentry import config
 from ckpt_sentry.core.inventory import Entry
-from ckpt_sentry.core.policy import Policy
-from ckpt_sentry.core.report import Facts, Finding
-from ckpt_sentry.core.verdict import verdict
+from ckpt_sentry.core.report import Facts, Finding, LoadError
 from ckpt_sentry.dataclasses_ import dataclass, field, replace
-from ckpt_sentry.errors import LowCoverageError
 from ckpt_sentry.formats import index as index_
 from ckpt_sentry.formats.errors import HeaderError
 from ckpt_sentry.formats.step import find_step
-from ckpt_sentry.integrations.exceptions import INTERRUPTS, attach, describe
 from ckpt_sentry.integrations.torch_module import judge as module_judge
 from ckpt_sentry.model import inventories, model_state
 from ckpt_sentry.patching.later import later
+from ckpt_sentry.session.conclude import refusal
 
 if TYPE_CHECKING:
     from ckpt_sentry.core.findings import anew
     from ckpt_sentry.formats.state_file import StateFile
     from ckpt_sentry.integrations.torch_module.calls import Call
-    from ckpt_sentry.render import refusals
-    from ckpt_sentry.render.note import note
     from ckpt_sentry.session.loads import Load
 else:
     anew = later("ckpt_sentry.core.findings:anew")
-    note = later("ckpt_sentry.render.note:note")
-    refusals = later("ckpt_sentry.render.refusals")
 
 _INDEXES: Final = {"safetensors": "model.safetensors.index.json", "torch_save": "pytorch_model.bin.index.json"}
 _LOOSELY: Final = "load_sharded_checkpoint(…, strict=False)"
@@ -129,10 +121,10 @@ def judge(load: Load, series: Series) -> None:
     facts = replace(found.facts, findings=anew(found.facts.findings, None) if said else found.facts.findings)
     load.facts = _with(load.facts, facts.with_findings(said), series)
     load.facts = _on_meta(load.facts, series, found.lists.missing)
-    settings = config.settings()
-    if Policy(mode=settings.mode, minimum=1.0, tolerated=True).refusal(load.facts.coverage) is not None:
-        missing = found.examination.difference.missing
-        raise LowCoverageError(refusals.loaded(load.entry_point, load.facts, found.wanted, missing, 1.0))
+    missing = found.examination.difference.missing
+    error = refusal(load.entry_point, load.facts, found.wanted, missing, asked="part")
+    if error is not None:
+        raise error
 
 
 def _with(known: Facts, facts: Facts, series: Series) -> Facts:
@@ -154,25 +146,12 @@ def _on_meta(facts: Facts, series: Series, missing: Collection[str]) -> Facts:
     return facts.with_findings([module_judge.unmade(left)]) if left and not empty else facts
 
 
-def conclude(load: Load, series: Series, error: BaseException | None) -> None:
+def explain(load: Load, series: Series, error: BaseException, _described: LoadError) -> tuple[Finding, ...]:
     """
-    Finish the load with its report, and attach that to the exception that it ends with, if any.
+    Say what the headers of the shards tell of a load that has raised.
     """
-    is_own = isinstance(error, LowCoverageError)
-    described = None if error is None else describe(error, load.phase)
-    if error is not None and described is not None and not is_own and not isinstance(error, INTERRUPTS):
-        load.facts = _with(load.facts, _failed(series, error), series)
-        if not any(one.level == "error" for one in load.facts.findings):
-            text = f"{described.type}: {described.message}"
-            load.facts = load.facts.with_findings([Finding("rank_raised", "error", text)])
-    if described is not None:
-        load.failing(described)
-    judged = verdict(error=None if is_own else described, coverage=load.facts.coverage, findings=load.facts.findings)
-    report = load.finish(judged, described)
-    if isinstance(error, LowCoverageError):
-        error.ckpt_sentry = report
-    elif error is not None and not isinstance(error, INTERRUPTS):
-        attach(error, note(report), report)
+    load.facts = _with(load.facts, _failed(series, error), series)
+    return ()
 
 
 def _failed(series: Series, error: BaseException) -> Facts:

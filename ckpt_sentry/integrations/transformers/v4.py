@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from ckpt_sentry.core.findings import counted, listing, verb
 from ckpt_sentry.core.fold import folds
 from ckpt_sentry.core.report import Coverage, Finding
-from ckpt_sentry.dataclasses_ import replace
+from ckpt_sentry.dataclasses_ import dataclass, replace
 from ckpt_sentry.patching.guard import contained
 from ckpt_sentry.session import loads
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from ckpt_sentry.session.loads import Load
 
 SEAM: Final = "_load_pretrained_model"
-_LOADED: Final = "loaded_v4"
 _FILES: Final = ("checkpoint_files", "resolved_archive_file")
 """The parameter that has the files: from 4.51 on, and before."""
 
@@ -56,6 +55,18 @@ class Config(NamedTuple):
 
     ignore_mismatched_sizes: bool
     hf_quantizer: Any
+
+
+@dataclass(slots=True)
+class _Told:
+    """
+    What `_load_pretrained_model` returned: judged when the weights are tied, at the end of the load.
+    """
+
+    model: Any
+    config: Config
+    info: Info
+    is_noted: bool = False
 
 
 def loading(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
@@ -89,10 +100,11 @@ def note(load: Load) -> None:
     """
     from ckpt_sentry.integrations.transformers import judge as transformers_judge
 
-    told = load.notes.pop(_LOADED, None)
-    if told is not None:
-        transformers_judge.note_info(load, *told)
-        _note_left(load, told[0])
+    told = load.state(_Told)
+    if told is not None and not told.is_noted:
+        told.is_noted = True
+        transformers_judge.note_info(load, told.model, told.config, told.info)
+        _note_left(load, told.model)
 
 
 def _note_left(load: Load, model: Any) -> None:
@@ -100,7 +112,9 @@ def _note_left(load: Load, model: Any) -> None:
     Say what is on the meta device still, where nothing was to be offloaded: 4.57 leaves there what it takes for a key
     of the head.
     """
-    wanted, coverage = load.notes["wanted"], load.facts.coverage
+    from ckpt_sentry.integrations.transformers import judge as transformers_judge
+
+    wanted, coverage = transformers_judge.state_of(load).wanted, load.facts.coverage
     left = {key for key, value in model.state_dict().items() if value.is_meta and key in wanted.entries}
     if not left or coverage is None or _offloads(getattr(model, "hf_device_map", None) or {}):
         return
@@ -128,9 +142,10 @@ def _offloads(device_map: Mapping[str, Any]) -> bool:
 def _reads(load: Load, given: Mapping[str, Any]) -> None:
     from ckpt_sentry.integrations.transformers import judge as transformers_judge
 
-    load.notes["renames"] = False
+    state = transformers_judge.state_of(load)
+    state.renames = False
     files = next((given[name] for name in _FILES if given.get(name)), ())
-    if "files" not in load.notes:
+    if state.files is None:
         transformers_judge.note_files(load, ([files] if isinstance(files, (str, os.PathLike)) else files,))
 
 
@@ -146,7 +161,7 @@ def _returned(load: Load, given: Mapping[str, Any], result: Any) -> None:
         set(unexpected),
         {(name(key), shapes.get(name(key), shape) or (), tuple(ours[name(key)].shape)) for key, shape in pairs},
     )
-    load.notes[_LOADED] = model, _config(given), info
+    load.keep(_Told(model, _config(given), info))
     if given.get("hf_quantizer") is not None:
         note(load)
 

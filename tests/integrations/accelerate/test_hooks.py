@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from ckpt_sentry import LowCoverageError
-from tests.integrations.agents import Agent, codes, fresh, hooked
+from tests.agents import Agent, codes, fresh, hooked
 from tests.integrations.nets import Net, before_load, equal, renamed, values
 
 

@@ -23,7 +23,7 @@ from torch import nn
 
 from ckpt_sentry import LowCoverageError
 from ckpt_sentry.patching import ledger
-from tests.integrations.agents import Agent, hooked
+from tests.agents import Agent, hooked
 from tests.integrations.nets import Net, renamed, values
 
 CPU = {"": "cpu"}

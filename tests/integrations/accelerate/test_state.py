@@ -16,7 +16,7 @@ from torch import nn
 
 from ckpt_sentry import LowCoverageError
 from ckpt_sentry.core.report import Coverage
-from tests.integrations.agents import Agent, codes, hooked
+from tests.agents import Agent, codes, hooked
 from tests.integrations.nets import Net, before_load
 
 

@@ -24,7 +24,7 @@ from ckpt_sentry import LowCoverageError
 from ckpt_sentry.core.report import LoadReport
 from ckpt_sentry.integrations.dcp.evidence import WHOLE, Before
 from ckpt_sentry.integrations.dcp.stock import is_stock
-from tests.integrations.agents import Agent, hooked
+from tests.agents import Agent, hooked
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -13,7 +13,7 @@ from ckpt_sentry.core.examine import examine
 from ckpt_sentry.core.inventory import Entry, Inventory
 from ckpt_sentry.core.report import Finding
 from ckpt_sentry.integrations.dcp import keys as dcp_keys
-from tests.integrations.agents import Agent, hooked
+from tests.agents import Agent, hooked
 from tests.integrations.nets import Net, equal, values
 
 ENTRY = Entry((2,), "float32")

@@ -10,7 +10,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
 from ckpt_sentry.integrations.dcp.optimizer import not_filled
-from tests.integrations.agents import Agent, codes, hooked
+from tests.agents import Agent, codes, hooked
 
 
 @pytest.fixture(scope="module", autouse=True)

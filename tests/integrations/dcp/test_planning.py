@@ -22,7 +22,7 @@ from ckpt_sentry.integrations.dcp import planning
 from ckpt_sentry.integrations.dcp.fast_compare import Whole, whole
 from ckpt_sentry.integrations.dcp.step import Step
 from ckpt_sentry.patching import ledger
-from tests.integrations.agents import Agent, codes, hooked
+from tests.agents import Agent, codes, hooked
 from tests.integrations.hosts import compares_sizes
 
 pytestmark = pytest.mark.skipif(not compares_sizes(), reason="this torch compares no sizes: its planner is left alone")

@@ -14,8 +14,8 @@ from torch.distributed.checkpoint.api import CheckpointException, _wrap_exceptio
 
 from ckpt_sentry import integrations
 from ckpt_sentry.integrations.dcp.portable import portable, without_code
-from ckpt_sentry.integrations.exceptions import tell, text_of
 from ckpt_sentry.patching import ledger
+from ckpt_sentry.session.exceptions import keep_text, text_of
 
 MOST_BYTES = 10_000_000
 MOST_LINES = 60
@@ -161,7 +161,7 @@ def test_the_told_text_travels() -> None:
         absent = (key for key in ["k0", "k1"])
         raise KeyError(f"absent: {absent}")  # noqa: TRY301
     except KeyError as error:
-        tell(error)
+        keep_text(error)
         pair = _wrap_exception(error)
 
     received = pickle.loads(pickle.dumps(pair))[0]

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.planner import LoadPlan
 from ckpt_sentry import integrations
 from ckpt_sentry.core.report import Coverage
 from ckpt_sentry.patching import ledger
-from tests.integrations.agents import Agent, codes, hooked
+from tests.agents import Agent, codes, hooked
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -16,7 +16,7 @@ import torch.distributed.checkpoint as dcp
 
 from ckpt_sentry import LowCoverageError
 from ckpt_sentry.integrations.dcp.step import Step
-from tests.integrations.agents import Agent, codes, hooked
+from tests.agents import Agent, codes, hooked
 from tests.integrations.hosts import compares_sizes
 
 

@@ -24,7 +24,7 @@ from ckpt_sentry.integrations.torch_module import calls
 from ckpt_sentry.integrations.torch_module import report as module_report
 from ckpt_sentry.patching import ledger
 from ckpt_sentry.session import loads
-from tests.integrations.agents import Agent, codes, hooked
+from tests.agents import Agent, codes, hooked
 from tests.integrations.nets import Net, before_load, equal, renamed, values
 
 ORIGINALS = {"load_state_dict": nn.Module.load_state_dict}

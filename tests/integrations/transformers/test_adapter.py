@@ -9,7 +9,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from ckpt_sentry import LowCoverageError
-from tests.integrations.agents import Agent, codes, hooked
+from tests.agents import Agent, codes, hooked
 
 if TYPE_CHECKING:
     import torch

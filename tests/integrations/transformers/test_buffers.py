@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from tests.integrations.agents import Agent, codes, hooked
+from tests.agents import Agent, codes, hooked
 
 if not hasattr(transformers.PreTrainedModel, "_move_missing_keys_from_meta_to_device"):
     pytest.skip("transformers 5 builds every model on the meta device", allow_module_level=True)

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from ckpt_sentry import LowCoverageError
 from ckpt_sentry.integrations.transformers import hints as transformers_hints
-from tests.integrations.agents import Agent, codes, hooked
+from tests.agents import Agent, codes, hooked
 
 SMALL = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from ckpt_sentry import LowCoverageError, unify_keys
 from ckpt_sentry.core.report import Coverage
-from tests.integrations.agents import Agent, codes, fresh, hooked
+from tests.agents import Agent, codes, fresh, hooked
 from tests.integrations.hosts import dtype_parameter, renames
 
 SMALL = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import pytest
 
-from ckpt_sentry.integrations.exceptions import LONGEST_MESSAGE, attach, describe
+from ckpt_sentry.session.exceptions import LONGEST_MESSAGE, attach, describe
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """
 Exceptions of the host: as data for a report, and with the report attached.
 
-For all targets; imports nothing of the host.
+For all integrations; imports nothing of the host.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def attach(exc: BaseException, text: str, report: Any) -> None:
             BaseException.add_note(exc, text)
 
 
-def tell(exc: BaseException) -> None:
+def keep_text(exc: BaseException) -> None:
     """
-    Note on the exception what its text means, while the frames are there that know.
+    Keep on the exception what its text means, while the frames are there that know.
     """
     text = raw_text(exc)
     told = readable(text, exc)
@@ -65,7 +65,7 @@ def tell(exc: BaseException) -> None:
 
 def text_of(exc: BaseException) -> str:
     """
-    The text of an exception, readable as far as it has been told (see `tell`).
+    The text of an exception, readable as far as it was kept (see `keep_text`).
     """
     told = BaseException.__getattribute__(exc, "__dict__").get(TEXT)
     return told if isinstance(told, str) else readable(raw_text(exc), exc)
