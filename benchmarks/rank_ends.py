@@ -1,9 +1,9 @@
 """
 SIGKILL and SIGTERM to each rank in each phase of a load: whether the report names rank, signal and phase.
 
-    python benchmarks/rank_ends.py [--ranks 0,1,2,3]
+    python benchmarks/rank_ends.py [--world 4] [--ranks 0,1,2,3]
 
-Prints a line for each of the combinations and how many were named. About eight seconds each on two cores.
+Prints a line for each of the combinations and how many were named. About ten seconds each on two cores.
 """
 
 from __future__ import annotations
@@ -38,13 +38,16 @@ def main() -> int:
     Run all combinations; 1 if one was not named.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", default="0,2", help="the ranks that are ended, of four")
-    chosen = [int(word) for word in parser.parse_args().ranks.split(",")]
+    parser.add_argument("--world", type=int, default=4, help="how many ranks there are")
+    parser.add_argument("--ranks", help="those of them that are ended; all, if not given")
+    given = parser.parse_args()
+    chosen = [int(word) for word in given.ranks.split(",")] if given.ranks else list(range(given.world))
+    launcher = [*ranks.TORCHRUN, "--nproc-per-node", str(given.world), ranks.PROGRAM]
     good, all_of_them = 0, list(itertools.product(PHASES, SIGNALS, chosen))
     for phase, signal, rank in all_of_them:
         with tempfile.TemporaryDirectory() as name:
             words = [phase, str(rank), signal, f"{name}/work"]
-            done = ranks.launch([*ranks.TORCHRUN, "--nproc-per-node", "4", ranks.PROGRAM, *words], Path(name))
+            done = ranks.launch([*launcher, *words], Path(name))
             loads = done.loads()
         found = bool(loads) and named(loads[-1], phase, rank, signal)
         good += found

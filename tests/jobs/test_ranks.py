@@ -1,7 +1,7 @@
 """
 Ranks that are killed, raise, leave or never come, on four real ranks.
 
-All twenty combinations of phase, signal and rank are run by `benchmarks/rank_ends.py`.
+All combinations of phase, signal and rank are run by `benchmarks/rank_ends.py`.
 """
 
 from __future__ import annotations
@@ -74,6 +74,19 @@ def test_a_restart_is_another_attempt_of_the_same_run(tmp_path: Path) -> None:
     lines = [line for line in done.block() if line.startswith("ckpt_sentry")]
     assert [line.split()[1] for line in lines] == ["✗", "✓"]
     assert "attempt 2" in lines[1]
+
+
+def test_two_thousand_idle_connections_do_not_stop_a_restart(tmp_path: Path) -> None:
+    words = ["--nproc-per-node", "2", "--max-restarts", "1", ranks.PROGRAM, "plan", "1", "SIGKILL", f"{tmp_path}/work"]
+    line = ["sh", "-c", 'ulimit -Sn 1024; exec "$@"', "sh", *ranks.TORCHRUN, *words]
+    done = ranks.launch(line, tmp_path, CROWD="2000", BAD_ATTEMPTS="1")
+    assert done.code == 0, done.err[-2000:]
+    assert "a crowd of 2000\n" in done.out
+    before, after = done.loads()
+    assert ranks.first(before) == ("SIGKILL", 1, "plan")
+    assert (after["verdict"], after["ranks_reported"]) == ("ok", "0-1")
+    lines = [line.split()[1] for line in done.block() if line.startswith("ckpt_sentry")]
+    assert lines == ["✗", "✓"]
 
 
 def test_a_stall_is_reported_while_it_lasts_and_the_load_goes_on(tmp_path: Path) -> None:

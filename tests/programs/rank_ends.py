@@ -3,13 +3,15 @@ A rank that ends in a phase of a load: `rank_ends.py PHASE RANK HOW FOLDER`, und
 
 PHASE: before (the load), plan, read, barrier (while the others still read), after (the load). HOW: the name of a signal
 that the rank sends itself, as somebody else might; "raise"; "exit3"; or "none". `SPAWN=n` in the environment makes the
-program start its ranks itself, by `torch.multiprocessing.spawn`.
+program start its ranks itself, by `torch.multiprocessing.spawn`; `CROWD=n` lets a stranger hold so many connections to
+the launcher, from the first attempt on (see `crowd.py`).
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -51,6 +53,17 @@ def reach(phase: str) -> None:
         end()
 
 
+def crowd(count: int) -> None:
+    """
+    Start the stranger, in no group that a launcher stops, and wait until it has come.
+    """
+    line = [sys.executable, str(Path(__file__).with_name("crowd.py")), str(count)]
+    line += [os.environ["CKPT_SENTRY_SOCKET"], str(os.getppid())]
+    stranger = subprocess.Popen(line, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert stranger.stdout is not None
+    print(stranger.stdout.readline(), end="", flush=True)
+
+
 class Planner(DefaultLoadPlanner):
     """
     Tells when it plans and when it is given a tensor.
@@ -78,6 +91,8 @@ def main() -> None:
     """
     if dist.get_rank() == 0:
         CHECKPOINT.mkdir(parents=True, exist_ok=True)
+        if (count := int(os.environ.get("CROWD", "0"))) and not RESTARTS:
+            crowd(count)
     dcp.save({"w": torch.ones(4)}, checkpoint_id=CHECKPOINT)
     dist.barrier()
     reach("before")
