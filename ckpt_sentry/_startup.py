@@ -90,7 +90,7 @@ def _begin(way: str) -> None:
         from ckpt_sentry import integrations
         from ckpt_sentry.patching import ledger
 
-        ledger.install(integrations.SEAMS)
+        ledger.install(integrations.seams())
     except Exception as error:
         _complain(error)
 

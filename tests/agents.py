@@ -65,7 +65,7 @@ def hooked(*modules: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CKPT_SENTRY", "1")
         config.reset()
-        ledger.install(integrations.SEAMS)
+        ledger.install(integrations.seams())
         try:
             yield
         finally:

@@ -37,7 +37,7 @@ core.inventory core.policy formats.dcp formats.dcp.files formats.neighbours form
 integrations.dcp.errors integrations.dcp.facts integrations.dcp.fast_compare integrations.dcp.local
 integrations.dcp.participants integrations.dcp.planning integrations.dcp.portable integrations.dcp.reads
 integrations.dcp.seams integrations.dcp.step integrations.dcp.stock integrations.dcp.text integrations.dcp.values
-integrations.launchers.torchrun integrations.watch model.tensors session.conclude session.exceptions
+integrations.launchers.torchrun model.tensors session.conclude session.exceptions
 """,
     "module": """
 core.inventory core.policy formats.step integrations.torch_module.calls integrations.torch_module.judge
@@ -53,8 +53,8 @@ integrations.accelerate.seams integrations.accelerate.state integrations.dcp int
 integrations.dcp.facts integrations.dcp.fast_compare integrations.dcp.local integrations.dcp.participants
 integrations.dcp.planning integrations.dcp.portable integrations.dcp.reads integrations.dcp.seams
 integrations.dcp.step integrations.dcp.stock integrations.dcp.text integrations.dcp.values
-integrations.launchers.torchrun integrations.transformers integrations.transformers.hints integrations.watch
-model.inventories model.model_state model.proof model.quick_proof model.tensors session.conclude session.exceptions
+integrations.launchers.torchrun integrations.transformers integrations.transformers.hints model.inventories
+model.model_state model.proof model.quick_proof model.tensors session.conclude session.exceptions
 """,
     "load_state": """
 core.align core.coverage core.depth core.diff core.examine core.findings core.fold core.inventory core.optimizer
@@ -64,8 +64,8 @@ integrations.accelerate.device_map integrations.accelerate.facts integrations.ac
 integrations.accelerate.judge integrations.accelerate.proof integrations.accelerate.seams
 integrations.accelerate.state integrations.accelerate.state_files integrations.torch_module.calls
 integrations.torch_module.judge integrations.torch_module.parts integrations.torch_module.report
-integrations.transformers integrations.transformers.hints integrations.watch model.inventories model.model_state
-model.proof model.quick_proof model.tensors session.conclude session.exceptions
+integrations.transformers integrations.transformers.hints model.inventories model.model_state model.proof
+model.quick_proof model.tensors session.conclude session.exceptions
 """,
     "transformers": """
 core.align core.coverage core.depth core.diff core.examine core.findings core.fold core.inventory core.optimizer
@@ -79,8 +79,8 @@ integrations.dcp.portable integrations.dcp.reads integrations.dcp.seams integrat
 integrations.dcp.text integrations.dcp.values integrations.launchers.torchrun integrations.transformers
 integrations.transformers.buffers integrations.transformers.files integrations.transformers.hints
 integrations.transformers.judge integrations.transformers.names integrations.transformers.seams
-integrations.transformers.shards integrations.transformers.v4 integrations.watch model.inventories model.model_state
-model.proof model.quick_proof model.tensors session.conclude session.exceptions
+integrations.transformers.shards integrations.transformers.v4 model.inventories model.model_state model.proof
+model.quick_proof model.tensors session.conclude session.exceptions
 """,
 }
 """What comes with the start of the interpreter, with torch, and by framework with its import and one good load."""

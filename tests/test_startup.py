@@ -93,7 +93,7 @@ def test_all_targets_wait(installed: Environment) -> None:
     program = (
         "from ckpt_sentry import integrations\n"
         "from ckpt_sentry.patching import ledger\n"
-        "assert {s.attribute for s in ledger.status()} == {module for module, _ in integrations.SEAMS}\n"
+        "assert {s.attribute for s in ledger.status()} == {module for module, _ in integrations.seams()}\n"
         "print({s.state for s in ledger.status()})"
     )
     assert installed.run("-c", program, CKPT_SENTRY="1") == "{'waiting'}\n"

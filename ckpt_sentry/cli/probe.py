@@ -100,9 +100,9 @@ def _applied() -> list[ledger.PatchStatus]:
     """
     The patches after an import of every host module. A module that cannot be imported is "absent".
     """
-    ledger.install(integrations.SEAMS)
+    ledger.install(integrations.seams())
     missing: dict[str, str] = {}
-    for module in dict.fromkeys(module for module, _ in integrations.SEAMS):
+    for module in dict.fromkeys(module for module, _ in integrations.seams()):
         try:
             importlib.import_module(module)
         except Exception as error:

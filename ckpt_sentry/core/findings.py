@@ -80,9 +80,10 @@ def ranked(found: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(found, key=lambda finding: (codes.PLACE[finding.code], finding.text)))
 
 
-def renaming(found: Iterable[Finding], step: str) -> tuple[Finding, ...]:
+def renaming(found: Iterable[Finding], step: str | None) -> tuple[Finding, ...]:
     """
-    The same findings, with the call by which this loader is made to rename; not where the rule is in doubt.
+    The same findings, with the call by which this loader is made to rename (None: it has none); not where the rule is
+    in doubt.
     """
     return tuple(replace(one, next=step) if one.code == "renamed_keys" and one.next == RENAME else one for one in found)
 

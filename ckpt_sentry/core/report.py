@@ -7,7 +7,7 @@ hold plain data only and survive `codec.dump` and `codec.restore` unchanged.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from ckpt_sentry.dataclasses_ import dataclass, replace
 
@@ -20,7 +20,8 @@ SCHEMA = "ckpt_sentry.load/1"
 
 Verdict = Literal["ok", "partial", "no_op", "wrong_values", "failed", "diverged", "stalled"]
 Level = Literal["error", "warning", "info"]
-Framework = Literal["dcp", "accelerate", "torch", "transformers"]
+Framework: TypeAlias = str
+"""The name of an integration: text, so that a launcher shows the report of a rank that knows more of them."""
 Shape = tuple[int, ...]
 PhaseName = Literal[
     "setup", "plan", "read", "fill", "dispatch", "barrier", "restore", "verify", "finish",

@@ -162,6 +162,27 @@ def state_inventory(state_dict: Mapping[Any, Any]) -> Inventory:
     return Inventory({str(key): _entry(value, seen) for key, value in state_dict.items()})
 
 
+def tree_inventory(tree: Any, prefix: str = "") -> Inventory:
+    """
+    Give what nested mappings, lists and tuples hold, by the path of each leaf: "optimizer.state.0.exp_avg".
+    """
+    entries: dict[str, Entry] = {}
+    _add_leaves(entries, tree, prefix, {})
+    return Inventory(entries)
+
+
+def _add_leaves(entries: dict[str, Entry], tree: Any, path: str, seen: dict[tuple[Any, Any], Entry]) -> None:
+    if isinstance(tree, Mapping):
+        branches: Iterable[tuple[Any, Any]] = tree.items()
+    elif isinstance(tree, (list, tuple)):
+        branches = enumerate(tree)
+    else:
+        entries[path] = _entry(tree, seen)
+        return
+    for name, branch in branches:
+        _add_leaves(entries, branch, f"{path}.{name}" if path else str(name), seen)
+
+
 def model_summary(model: Inventory) -> ModelSummary:
     """
     Count what a model wants filled, tied tensors once.

@@ -61,6 +61,7 @@ __all__ = [
     "set_aside",
     "status",
     "uninstall",
+    "wait_for",
     "when_imported",
 ]
 
@@ -89,7 +90,7 @@ def install(seams: Iterable[tuple[str, str]]) -> None:
             return
         _installed = True
     for module, reference in tuple(seams):
-        _wait_for(module, reference)
+        wait_for(module, reference)
 
 
 def uninstall() -> None:
@@ -213,17 +214,21 @@ def gate(owner: Any, attribute: str, reason: str, *, target: str) -> None:
     _note(target, patches.full_name(owner, attribute), GATED, reason)
 
 
-def _wait_for(module: str, reference: str) -> None:
+def wait_for(module: str, reference: str) -> None:
     """
-    Register one seam. It has a status of its own until its single patches speak for it.
+    Call what `reference` names, "module:function" or "module:object.method", once the host's `module` is imported. It
+    has a status of its own until its single patches have theirs.
     """
     target = reference.partition(":")[0].rpartition(".")[2]
     entry = (reference, module)
 
     def call(host: ModuleType) -> None:
-        path, _, function = reference.partition(":")
+        path, _, names = reference.partition(":")
         __import__(path)
-        getattr(sys.modules[path], function)(host)
+        function: Any = sys.modules[path]
+        for name in names.split("."):
+            function = getattr(function, name)
+        function(host)
 
     def run(host: ModuleType, *, late: bool) -> None:
         try:

@@ -31,7 +31,7 @@ def around(
     after: Callable[[Any, BaseException | None], object],
 ) -> Wrap:
     """
-    Make a wrapper for `hooks.patch` that watches each call of a function of the host from outside.
+    Make a wrapper for `ledger.patch` that watches each call of a function of the host from outside.
 
     `before(original, args, kwargs)` returns a state, or None to let this call pass unwatched. `after(state, error)` is
     called once, with the exception that the call ended with, or None. Both are `contained` and bound here, once.
@@ -94,11 +94,15 @@ def reading(
 def judging(
     begin: Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any],
     before: Callable[[Any], Callable[[], Any] | None],
-    after: Callable[[Any], object],
+    after: Callable[[Any, Any], object],
     end: Callable[[Any, BaseException | None], object],
 ) -> Wrap:
     """
-    As `around`, for loads that the agent may refuse, before or after the host's own call (see `targets.watch`).
+    As `around`, for loads that the agent may refuse: judged before, judged after, and ended in every case.
+
+    `before(load)` and `after(load, result)` may raise a `Refusal`. `before` may return a function of the host: it is
+    called first, since it raises what the host would raise when it has begun to write. `end(load, error)` gets what the
+    caller gets to see.
     """
 
     def wrap(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
@@ -113,7 +117,7 @@ def judging(
                 if (early := before(load)) is not None:
                     early()
                 result = original(*args, **kwargs)
-                after(load)
+                after(load, result)
             except BaseException as error:
                 end(load, error)
                 shorten(error)

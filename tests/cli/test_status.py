@@ -36,7 +36,7 @@ def test_on(installed: Environment) -> None:
     assert found["problems"] == ['CKPT_SENTRY_LOG="loud" is none of auto, console, json, stdlib, off; auto is used']
     assert {patch["state"] for patch in found["patches"]} == {"waiting"}
     assert sorted(patch["attribute"] for patch in found["patches"]) == sorted(
-        module for module, _ in integrations.SEAMS
+        module for module, _ in integrations.seams()
     )
 
 

@@ -330,7 +330,7 @@ def test_the_registry_names_modules_of_this_package() -> None:
     for _, reference in integrations.SEAMS:
         module, _, function = reference.partition(":")
         assert importlib.util.find_spec(module) is not None
-        assert function.startswith(("instrument", "prepare"))
+        assert function.startswith(("instrument", "prepare", "add_third_parties"))
 
 
 def functions(module: types.ModuleType) -> list[tuple[types.ModuleType | type, str]]:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_sentry import config
 from ckpt_sentry.dataclasses_ import dataclass, replace
-from ckpt_sentry.integrations.watch import watching
 from ckpt_sentry.patching import ledger
 from ckpt_sentry.patching.guard import contained
 from ckpt_sentry.patching.later import later
+from ckpt_sentry.patching.wrapping_importlib_bootstrap import judging
 from ckpt_sentry.session import loads
 from ckpt_sentry.session.conclude import end, refusal
 
@@ -131,7 +131,7 @@ def _whole_file(arguments: Mapping[str, Any]) -> str | None:
 
 
 @contained("accelerate_fsdp.after")
-def _after(load: Load) -> None:
+def _after(load: Load, _result: Any) -> None:
     state = load.state(_Fsdp)
     if state is not None and state.refusal is not None:
         raise state.refusal
@@ -142,4 +142,4 @@ def _end(load: Load, error: BaseException | None) -> None:
     end(load, error, functools.partial(dcp_errors.explain, load))
 
 
-_LOADER = watching(_begin, _before, _after, _end)
+_LOADER = judging(_begin, _before, _after, _end)

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, Final
 from ckpt_sentry import config
 from ckpt_sentry.integrations.accelerate import facts as accelerate_facts
 from ckpt_sentry.integrations.accelerate import judge as accelerate_judge
-from ckpt_sentry.integrations.watch import watching
 from ckpt_sentry.patching import ledger
 from ckpt_sentry.patching.guard import contained
 from ckpt_sentry.patching.later import later
+from ckpt_sentry.patching.wrapping_importlib_bootstrap import judging
 from ckpt_sentry.session import loads
 from ckpt_sentry.session.conclude import end, look
 
@@ -86,7 +86,7 @@ def _before(load: Load) -> Callable[[], Any] | None:
 
 
 @contained("accelerate.after")
-def _after(load: Load) -> None:
+def _after(load: Load, _result: Any) -> None:
     look(load, accelerate_judge.after)
 
 
@@ -188,4 +188,4 @@ def _after_dispatch(model: Any, held: dict[str, tuple[float, ...]], folder: str)
         raise error
 
 
-_LOADER = watching(_begin, _before, _after, _end)
+_LOADER = judging(_begin, _before, _after, _end)

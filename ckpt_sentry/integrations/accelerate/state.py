@@ -24,10 +24,10 @@ from ckpt_sentry import config
 from ckpt_sentry.core.report import CheckpointSummary, Coverage, Finding, LoadError, ModelSummary, PhaseName
 from ckpt_sentry.dataclasses_ import dataclass, field, replace
 from ckpt_sentry.errors import LowCoverageError
-from ckpt_sentry.integrations.watch import watching
 from ckpt_sentry.patching import ledger
 from ckpt_sentry.patching.guard import contained
 from ckpt_sentry.patching.later import later
+from ckpt_sentry.patching.wrapping_importlib_bootstrap import judging
 from ckpt_sentry.session import loads
 from ckpt_sentry.session.conclude import Asked, end, look, raised, refusal
 
@@ -145,7 +145,7 @@ def instrument_accelerator(module: ModuleType) -> None:
     """
     Patch `accelerate.accelerator`.
     """
-    ledger.patch(module.Accelerator, "load_state", watching(_begin, _before, _after, _end), target=TARGET)
+    ledger.patch(module.Accelerator, "load_state", judging(_begin, _before, _after, _end), target=TARGET)
 
 
 @contained("accelerator_state.begin")
@@ -265,7 +265,7 @@ def _leave(load: Load) -> None:
 
 
 @contained("accelerator_state.after")
-def _after(load: Load) -> None:
+def _after(load: Load, _result: Any) -> None:
     look(load, _judge_all)
 
 

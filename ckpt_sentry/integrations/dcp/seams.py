@@ -37,9 +37,9 @@ from ckpt_sentry.integrations.dcp import (
 )
 from ckpt_sentry.integrations.dcp.stock import shows_plan
 from ckpt_sentry.integrations.torch_module import torch_load
-from ckpt_sentry.integrations.watch import watching
 from ckpt_sentry.patching import ledger
 from ckpt_sentry.patching.guard import contained, trim
+from ckpt_sentry.patching.wrapping_importlib_bootstrap import judging
 from ckpt_sentry.session import loads
 from ckpt_sentry.session.conclude import end, look, note_raised
 
@@ -142,7 +142,7 @@ def _before(_load: Load) -> None:
 
 
 @contained("dcp.after")
-def _after(load: Load) -> None:
+def _after(load: Load, _result: Any) -> None:
     look(load, dcp_errors.judge)
 
 
@@ -299,4 +299,4 @@ def _reader(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
     return read_data
 
 
-_LOAD = watching(_begin, _before, _after, _end)
+_LOAD = judging(_begin, _before, _after, _end)

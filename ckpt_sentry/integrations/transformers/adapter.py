@@ -33,9 +33,10 @@ _NO_ENTRY: Final = Entry(None, None)
 @dataclass(frozen=True, slots=True)
 class _Adapter:
     """
-    The adapter's name, and the keys of the model before it came.
+    The model, the adapter's name, and the keys of the model before it came.
     """
 
+    model: Any
     name: str
     before: frozenset[str]
 
@@ -52,19 +53,19 @@ def begin(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Load 
     before = frozenset(key for key, _ in inventories.tensors_of(model))
     load = loads.begin("transformers", f"{type(model).__name__}.load_adapter", path)
     if load is not None:
-        load.keep(_Adapter(given.get("adapter_name") or _DEFAULT, before))
+        load.keep(_Adapter(model, given.get("adapter_name") or _DEFAULT, before))
         load.facts = replace(load.facts, step=step.value if step else None, step_source=step.source if step else None)
     return load
 
 
-def judge(load: Load, model: Any, info: Any) -> None:
+def judge(info: Any, load: Load) -> None:
     """
     Judge a load that has returned `info`.
 
     Raises:
         LowCoverageError: under `CKPT_SENTRY=strict`, some of the adapter is not the checkpoint's.
     """
-    wanted = _adapter(load, model)
+    wanted = _wanted(load)
     missing = wanted.entries.keys() & set(info.missing_keys)
     came = {key: entry for key, entry in wanted.entries.items() if key not in missing}
     came.update((key, Entry(tuple(shape), None)) for key, shape, _ in info.mismatched_keys if key in came)
@@ -81,13 +82,14 @@ def judge(load: Load, model: Any, info: Any) -> None:
         raise error
 
 
-def _adapter(load: Load, model: Any) -> Inventory:
+def _wanted(load: Load) -> Inventory:
     """
     The tensors that bear the adapter's name: those that came with it or, where it was there before, all of them.
     """
-    whole, adapter = inventories.model_inventory(model), load.state(_Adapter)
+    adapter = load.state(_Adapter)
     if adapter is None:
         return Inventory()
+    whole = inventories.model_inventory(adapter.model)
     named = {key: entry for key, entry in whole.entries.items() if adapter.name in key.split(".")}
     fresh = {key: entry for key, entry in named.items() if key not in adapter.before}
     entries = fresh or named

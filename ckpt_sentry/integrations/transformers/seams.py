@@ -47,7 +47,7 @@ def instrument(module: ModuleType) -> None:
     if finalizer is not None:
         ledger.patch(model, finalizer, _finalize, target=TARGET)
         ledger.patch(model, "_move_missing_keys_from_meta_to_device", _mover, target=TARGET)
-        ledger.patch(model, "load_adapter", _adapter, target=TARGET)
+        ledger.patch(model, "load_adapter", _ADAPTER, target=TARGET)
     elif hasattr(model, transformers_v4.SEAM):
         ledger.patch(model, transformers_v4.SEAM, transformers_v4.loading, target=TARGET)
     else:
@@ -74,7 +74,7 @@ def _before(_load: Load) -> None:
 
 
 @contained("transformers.after")
-def _after(load: Load) -> None:
+def _after(load: Load, _result: Any) -> None:
     from ckpt_sentry.integrations.transformers import judge as transformers_judge
 
     transformers_v4.note(load)
@@ -156,35 +156,18 @@ def _look_at_buffers(load: Load, model: Any, *, was_moved: bool) -> None:
     (transformers_buffers.moved if was_moved else transformers_buffers.before)(load, model)
 
 
-def _adapter(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
-    begin, judge, end_ = _begin_adapter, _judge_adapter, _end
-
-    @functools.wraps(original)
-    def load_adapter(self: Any, *args: Any, **kwargs: Any) -> Any:
-        load = begin(self, args, kwargs) if patch.active else None
-        if load is None:
-            return original(self, *args, **kwargs)
-        try:
-            result = original(self, *args, **kwargs)
-            judge(load, self, result)
-        except BaseException as error:
-            end_(load, error)
-            raise
-        end_(load, None)
-        return result
-
-    return load_adapter
-
-
 @contained("transformers.begin_adapter")
-def _begin_adapter(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Load | None:
+def _begin_adapter(_original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Load | None:
     from ckpt_sentry.integrations.transformers import adapter as transformers_adapter
 
-    return transformers_adapter.begin(model, args, kwargs)
+    return transformers_adapter.begin(args[0], args[1:], kwargs)
 
 
-@contained("transformers.judge_adapter")
-def _judge_adapter(load: Load, model: Any, info: Any) -> None:
+@contained("transformers.after_adapter")
+def _after_adapter(load: Load, info: Any) -> None:
     from ckpt_sentry.integrations.transformers import adapter as transformers_adapter
 
-    look(load, lambda load: transformers_adapter.judge(load, model, info))
+    look(load, functools.partial(transformers_adapter.judge, info))
+
+
+_ADAPTER = judging(_begin_adapter, _before, _after_adapter, _end)

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
-from ckpt_sentry.integrations.watch import watching
 from ckpt_sentry.patching import ledger
 from ckpt_sentry.patching.guard import contained
 from ckpt_sentry.patching.later import later
+from ckpt_sentry.patching.wrapping_importlib_bootstrap import judging
 from ckpt_sentry.session import loads
 from ckpt_sentry.session.conclude import end, look
 
@@ -36,7 +36,7 @@ def instrument(module: ModuleType) -> None:
     Patch the module that defines it: `transformers.trainer_utils`, or `transformers.modeling_utils` before 5.
     """
     if NAME in vars(module):
-        ledger.patch(module, NAME, watching(_begin, _before, _after, _end), target=TARGET)
+        ledger.patch(module, NAME, judging(_begin, _before, _after, _end), target=TARGET)
 
 
 @contained("transformers_shards.begin")
@@ -64,7 +64,7 @@ def _before(load: Load) -> None:
 
 
 @contained("transformers_shards.after")
-def _after(load: Load) -> None:
+def _after(load: Load, _result: Any) -> None:
     look(load, lambda load: shards_judge.judge(load, _series(load)))
 
 

@@ -24,7 +24,7 @@ SECONDS = 2.0
 
 @pytest.fixture(autouse=True)
 def watched(fresh_hooks: Iterator[None]) -> None:  # noqa: ARG001
-    ledger.install(integrations.SEAMS)
+    ledger.install(integrations.seams())
 
 
 def deep(levels: int, text: str) -> None:

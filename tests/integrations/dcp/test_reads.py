@@ -377,7 +377,7 @@ def test_nothing_of_a_load_lives_on(agent: Agent, tmp_path: Path) -> None:
     assert agent.last().verdict == "ok"
     ledger.uninstall()
     assert with_agent is is_gone()  # torch up to 2.8 keeps it until a collection by itself
-    ledger.install(integrations.SEAMS)
+    ledger.install(integrations.seams())
 
 
 def test_what_an_object_has_for_a_finish_plan(agent: Agent, tmp_path: Path) -> None:

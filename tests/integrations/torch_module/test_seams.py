@@ -76,7 +76,7 @@ def test_an_uninstalled_agent_gives_the_method_back() -> None:
     assert inspect.signature(nn.Module.load_state_dict) == inspect.signature(original)
     ledger.uninstall()
     assert nn.Module.load_state_dict is original
-    ledger.install(integrations.SEAMS)
+    ledger.install(integrations.seams())
 
 
 def test_a_strict_error_is_the_same_and_carries_the_rename(agent: Agent) -> None:
