@@ -34,10 +34,10 @@ transport.otel_env transport.otlp_json
 """,
     "dcp": """
 core.inventory core.policy formats.dcp formats.dcp.files formats.neighbours formats.step integrations.dcp
-integrations.dcp.errors integrations.dcp.facts integrations.dcp.fast_compare integrations.dcp.local
-integrations.dcp.participants integrations.dcp.planning integrations.dcp.portable integrations.dcp.reads
-integrations.dcp.seams integrations.dcp.step integrations.dcp.stock integrations.dcp.text integrations.dcp.values
-integrations.launchers.torchrun model.tensors session.conclude session.exceptions
+integrations.dcp.errors integrations.dcp.exceptions integrations.dcp.facts integrations.dcp.fast_compare
+integrations.dcp.participants integrations.dcp.planning integrations.dcp.reads integrations.dcp.seams
+integrations.dcp.step integrations.dcp.stock integrations.dcp.values integrations.launchers.torchrun model.tensors
+session.conclude session.exceptions
 """,
     "module": """
 core.inventory core.policy formats.step integrations.torch_module.calls integrations.torch_module.judge
@@ -50,11 +50,10 @@ formats.safetensors formats.state_file formats.step integrations.accelerate inte
 integrations.accelerate.device_map integrations.accelerate.facts integrations.accelerate.fsdp
 integrations.accelerate.judge integrations.accelerate.offload integrations.accelerate.proof
 integrations.accelerate.seams integrations.accelerate.state integrations.dcp integrations.dcp.errors
-integrations.dcp.facts integrations.dcp.fast_compare integrations.dcp.local integrations.dcp.participants
-integrations.dcp.planning integrations.dcp.portable integrations.dcp.reads integrations.dcp.seams
-integrations.dcp.step integrations.dcp.stock integrations.dcp.text integrations.dcp.values
-integrations.launchers.torchrun integrations.transformers integrations.transformers.hints model.inventories
-model.model_state model.proof model.quick_proof model.tensors session.conclude session.exceptions
+integrations.dcp.exceptions integrations.dcp.facts integrations.dcp.fast_compare integrations.dcp.participants
+integrations.dcp.planning integrations.dcp.reads integrations.dcp.seams integrations.dcp.step integrations.dcp.stock
+integrations.dcp.values integrations.launchers.torchrun integrations.transformers integrations.transformers.hints
+model.inventories model.model_state model.proof model.quick_proof model.tensors session.conclude session.exceptions
 """,
     "load_state": """
 core.align core.coverage core.depth core.diff core.examine core.findings core.fold core.inventory core.optimizer
@@ -73,14 +72,13 @@ core.policy core.quantized core.rename core.rule core.training formats.elements 
 formats.index formats.safetensors formats.sniff formats.state_file formats.step integrations.accelerate
 integrations.accelerate.causes integrations.accelerate.device_map integrations.accelerate.facts
 integrations.accelerate.fsdp integrations.accelerate.judge integrations.accelerate.proof integrations.accelerate.seams
-integrations.accelerate.state integrations.dcp integrations.dcp.errors integrations.dcp.facts
-integrations.dcp.fast_compare integrations.dcp.local integrations.dcp.participants integrations.dcp.planning
-integrations.dcp.portable integrations.dcp.reads integrations.dcp.seams integrations.dcp.step integrations.dcp.stock
-integrations.dcp.text integrations.dcp.values integrations.launchers.torchrun integrations.transformers
-integrations.transformers.buffers integrations.transformers.files integrations.transformers.hints
-integrations.transformers.judge integrations.transformers.names integrations.transformers.seams
-integrations.transformers.shards integrations.transformers.v4 model.inventories model.model_state model.proof
-model.quick_proof model.tensors session.conclude session.exceptions
+integrations.accelerate.state integrations.dcp integrations.dcp.errors integrations.dcp.exceptions
+integrations.dcp.facts integrations.dcp.fast_compare integrations.dcp.participants integrations.dcp.planning
+integrations.dcp.reads integrations.dcp.seams integrations.dcp.step integrations.dcp.stock integrations.dcp.values
+integrations.launchers.torchrun integrations.transformers integrations.transformers.buffers
+integrations.transformers.files integrations.transformers.hints integrations.transformers.judge
+integrations.transformers.names integrations.transformers.seams integrations.transformers.v4 model.inventories
+model.model_state model.proof model.quick_proof model.tensors session.conclude session.exceptions
 """,
 }
 """What comes with the start of the interpreter, with torch, and by framework with its import and one good load."""

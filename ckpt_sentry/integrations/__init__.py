@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 SEAMS: tuple[tuple[str, str], ...] = (
     ("torch.distributed.checkpoint.utils", "ckpt_sentry.integrations.dcp.seams:instrument_utils"),
-    ("torch.distributed.checkpoint.utils", "ckpt_sentry.integrations.dcp.local:instrument"),
     ("torch.distributed.checkpoint.default_planner", "ckpt_sentry.integrations.dcp.planning:instrument"),
     ("torch.distributed.checkpoint.filesystem", "ckpt_sentry.integrations.dcp.seams:instrument_filesystem"),
     ("torch.distributed.checkpoint.hf_storage", "ckpt_sentry.integrations.dcp.seams:instrument_hf_storage"),
@@ -35,8 +34,8 @@ SEAMS: tuple[tuple[str, str], ...] = (
     ("accelerate.checkpointing", "ckpt_sentry.integrations.accelerate.state:instrument"),
     ("accelerate.accelerator", "ckpt_sentry.integrations.accelerate.state:instrument_accelerator"),
     ("transformers.modeling_utils", "ckpt_sentry.integrations.transformers.seams:instrument"),
-    ("transformers.modeling_utils", "ckpt_sentry.integrations.transformers.shards:instrument"),
-    ("transformers.trainer_utils", "ckpt_sentry.integrations.transformers.shards:instrument"),
+    ("transformers.modeling_utils", "ckpt_sentry.integrations.transformers.seams:instrument_shards"),
+    ("transformers.trainer_utils", "ckpt_sentry.integrations.transformers.seams:instrument_shards"),
     ("torch.distributed.launcher.api", "ckpt_sentry.integrations.launchers.torchrun:instrument"),
     (
         "torch.distributed.elastic.multiprocessing.api",

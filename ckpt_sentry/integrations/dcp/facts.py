@@ -27,9 +27,9 @@ from ckpt_sentry.patching.later import later
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
+    from ckpt_sentry.integrations.dcp import evidence
     from ckpt_sentry.integrations.dcp import keys as dcp_keys
     from ckpt_sentry.integrations.dcp import optimizer as dcp_optimizer
-    from ckpt_sentry.integrations.dcp import revision
     from ckpt_sentry.integrations.dcp.entries import (
         checkpoint_entries,
         checkpoint_entry,
@@ -37,14 +37,10 @@ if TYPE_CHECKING:
         model_entries,
         totals,
     )
-    from ckpt_sentry.integrations.dcp.evidence import Before
     from ckpt_sentry.integrations.dcp.fast_compare import Whole
-    from ckpt_sentry.integrations.dcp.stored import Stored
     from ckpt_sentry.session.loads import Load
 else:
-    revision = later("ckpt_sentry.integrations.dcp.revision")
-    Before = later("ckpt_sentry.integrations.dcp.evidence:Before")
-    Stored = later("ckpt_sentry.integrations.dcp.stored:Stored")
+    evidence = later("ckpt_sentry.integrations.dcp.evidence")
     checkpoint_entries = later("ckpt_sentry.integrations.dcp.entries:checkpoint_entries")
     checkpoint_entry = later("ckpt_sentry.integrations.dcp.entries:checkpoint_entry")
     flattened = later("ckpt_sentry.integrations.dcp.entries:flattened")
@@ -96,10 +92,10 @@ class Observed:
     """Whether the caller allows keys to be missing."""
     is_nothing: bool = False
     """Whether all are."""
-    sides: revision.Sides | None = None
+    sides: evidence.Sides | None = None
     by_names: tuple[Finding, ...] = ()
     """The findings that names and plan alone have given."""
-    before: Before | None = None
+    before: evidence.Before | None = None
     """What the values were before the load, where planner or reader are not torch's own."""
     places: dict[str, Any] | None = None
     plan: Any = None
@@ -158,7 +154,7 @@ def note_values(load: Load, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
     state_dict = kwargs.get("state_dict", args[0] if args else None)
     planner = kwargs.get("planner", args[_PLANNER] if len(args) > _PLANNER else None)
     if isinstance(state_dict, dict) and not is_stock(planner, _reader_of(args, kwargs)):
-        observed(load).before = Before(state_dict)
+        observed(load).before = evidence.Before(state_dict)
         load.is_provisional = True
 
 
@@ -284,7 +280,7 @@ def _take_apart(load: Load, wanted: Mapping[str, Any], metadata: Any, plan: Any)
     """
     sides, saved = _sides(load, wanted, metadata, plan)
     if refused := wanted.keys() - sides.model.entries.keys():
-        load.facts = load.facts.with_findings([revision.not_compared(refused)])
+        load.facts = load.facts.with_findings([evidence.not_compared(refused)])
     load.facts = replace(
         load.facts,
         checkpoint=_summary(totals(saved.values()), metadata, MOST_STORAGE_ITEMS),
@@ -296,19 +292,19 @@ def _take_apart(load: Load, wanted: Mapping[str, Any], metadata: Any, plan: Any)
 
 def _sides(
     load: Load, wanted: Mapping[str, Any], metadata: Any, plan: Any
-) -> tuple[revision.Sides, Mapping[str, Entry]]:
+) -> tuple[evidence.Sides, Mapping[str, Entry]]:
     """
     What is to be compared, and what the checkpoint holds by its own names.
     """
     seen: dict[tuple[Any, Any], Entry] = {}
     model = Inventory(model_entries(wanted, seen) | dict.fromkeys(observed(load).asked, Entry(None, None)))
     saved = checkpoint_entries(metadata.state_dict_metadata, seen)
-    theirs = revision.by_own_names(plan, model.entries, saved) if is_watched(load) else saved
+    theirs = evidence.by_own_names(plan, model.entries, saved) if is_watched(load) else saved
     if wanted.keys() - model.entries.keys():
         theirs = {key: entry for key, entry in theirs.items() if key in model.entries or key not in wanted}
     checkpoint = Inventory({key: theirs[key] for key in theirs if key not in _scales(load)})
     fractions, bytes_read = reads(plan, wanted, model, checkpoint)
-    return revision.Sides(model, checkpoint, fractions, metadata.planner_data, bytes_read), saved
+    return evidence.Sides(model, checkpoint, fractions, metadata.planner_data, bytes_read), saved
 
 
 def _scales(load: Load) -> Collection[str]:
@@ -320,7 +316,7 @@ def _scales(load: Load) -> Collection[str]:
     return frozenset(known.values()) if isinstance(known, dict) else frozenset()
 
 
-def _note_sides(load: Load, sides: revision.Sides) -> None:
+def _note_sides(load: Load, sides: evidence.Sides) -> None:
     """
     Say what both sides differ in.
     """
@@ -352,8 +348,8 @@ def _revise(load: Load, wanted: Mapping[str, Any]) -> None:
     if state.before is None or state.places is None or load.facts.coverage is None:
         return
     sides = state.sides or _sides(load, wanted, state.metadata, state.plan)[0]
-    stored = Stored(state.path, state.metadata, state.plan, wanted)
-    revised = revision.revised(sides, state.places, state.before, stored)
+    stored = evidence.Stored(state.path, state.metadata, state.plan, wanted)
+    revised = evidence.revised(sides, state.places, state.before, stored)
     if revised is None:
         return
     known = (*(one for one in load.facts.findings if one not in state.by_names), *revised.findings)

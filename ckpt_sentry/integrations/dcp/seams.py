@@ -6,12 +6,16 @@ What is patched, and why there (torch 2.13.0, `torch/distributed/checkpoint/`):
 * `state_dict_loader.load`, `load_state_dict`, `_load_state_dict_from_keys` and `_load_state_dict` (also the binding of
   its own that `format_utils` has): the load as a whole, and what raises outside the collectives, as a `Stateful` does.
 * `utils._DistWrapper.reduce_scatter` and `all_gather` (utils.py:178, 262): the phases. What the planner, the plan and
-  the metadata say is read from the step that torch passes in (`dcp_step`); no collective is added.
-* `default_planner._create_read_items`: both sides of each key, while they are at hand (`dcp_planning`).
+  the metadata say is read from the step that torch passes in (`step.Step`); no collective is added.
+* `default_planner._create_read_items`: both sides of each key, while they are at hand (`planning`).
 * `filesystem.FileSystemReader.read_data`, `hf_storage.HuggingFaceStorageReader.read_data`: the plan as it is read: a
   planner's `finish_plan` or the rank that gathers the plans may have changed it.
 * `utils._wrap_exception` (api.py:10): runs on the failing rank alone, before its exception crosses to the others.
 * `api.CheckpointException.__str__` and `__reduce__`: identical failures of many ranks are printed and sent once.
+
+* `utils._DistWrapper.barrier`: a rank that cannot read the common `.metadata` and finds `__RANK.metadata` goes on
+  alone (state_dict_loader.py:294, 313): it skips the gathering of plans and waits here, while the others wait for its
+  plan. So it says what it did before it enters that barrier, which is the only one in a load.
 
 A load that goes well costs one look at each key. Exceptions stay the objects they are.
 """
@@ -22,23 +26,15 @@ import functools
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-from ckpt_sentry.integrations.dcp import (
-    errors as dcp_errors,
-)
-from ckpt_sentry.integrations.dcp import (
-    facts as dcp_facts,
-)
-from ckpt_sentry.integrations.dcp import (
-    participants,
-    portable,
-)
-from ckpt_sentry.integrations.dcp import (
-    text as dcp_text,
-)
+from ckpt_sentry.integrations.dcp import errors as dcp_errors
+from ckpt_sentry.integrations.dcp import exceptions as dcp_exceptions
+from ckpt_sentry.integrations.dcp import facts as dcp_facts
+from ckpt_sentry.integrations.dcp import participants
 from ckpt_sentry.integrations.dcp.stock import shows_plan
 from ckpt_sentry.integrations.torch_module import torch_load
 from ckpt_sentry.patching import ledger
-from ckpt_sentry.patching.guard import contained, trim
+from ckpt_sentry.patching.guard import around, contained, trim
+from ckpt_sentry.patching.later import later
 from ckpt_sentry.patching.wrapping_importlib_bootstrap import judging
 from ckpt_sentry.session import loads
 from ckpt_sentry.session.conclude import end, look, note_raised
@@ -47,8 +43,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
+    from ckpt_sentry.formats.dcp import diagnosis as files
     from ckpt_sentry.patching.ledger import Patch
     from ckpt_sentry.session.loads import Load
+else:
+    files = later("ckpt_sentry.formats.dcp.diagnosis")
 
 TARGET = "dcp"
 ENTRY_POINTS = ("load", "load_state_dict", "_load_state_dict_from_keys", "_load_state_dict")
@@ -66,9 +65,10 @@ def instrument_utils(module: ModuleType) -> None:
     wrapper = getattr(module, "_DistWrapper", None)
     ledger.patch(wrapper, "reduce_scatter", _collective, target=TARGET)
     ledger.patch(wrapper, "all_gather", _collective, target=TARGET)
+    ledger.patch(wrapper, "barrier", around(_waits, _waited), target=TARGET)
     exception = getattr(module, "CheckpointException", None)
-    ledger.patch(exception, "__str__", dcp_text.readable, target=TARGET)
-    ledger.patch(exception, "__reduce__", portable.reducing, target=TARGET)
+    ledger.patch(exception, "__str__", dcp_exceptions.readable, target=TARGET)
+    ledger.patch(exception, "__reduce__", dcp_exceptions.reducing, target=TARGET)
 
 
 def instrument_loader(module: ModuleType) -> None:
@@ -261,13 +261,13 @@ def _raised(load: Load, exc: BaseException) -> None:
 
 @contained("dcp.sendable")
 def _sendable(wrapped: Any) -> None:
-    portable.without_code(wrapped)
+    dcp_exceptions.without_code(wrapped)
 
 
 @contained("dcp.portable")
 def _portable(load: Load, exc: BaseException) -> BaseException | None:
     # In a load of one process nothing travels: the caller gets the very object that was raised.
-    return portable.portable(exc) if dcp_facts.observed(load).gathers else exc
+    return dcp_exceptions.portable(exc) if dcp_facts.observed(load).gathers else exc
 
 
 def _collective(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
@@ -297,6 +297,24 @@ def _reader(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
         return original(self, plan, *args, **kwargs)
 
     return read_data
+
+
+@contained("dcp.waits")
+def _waits(_: Callable[..., Any], args: tuple[Any, ...], __: dict[str, Any]) -> Load | None:
+    load = loads.current()
+    path = dcp_facts.observed(load).path if load is not None else None
+    if load is None or path is None or load.phase == BARRIER or not args:
+        return None
+    found = files.rank_local(path, getattr(args[0], "rank", None))
+    load.enter(BARRIER, () if found is None else (found,))
+    return load
+
+
+@contained("dcp.waited")
+def _waited(_: Load, __: BaseException | None) -> None:
+    """
+    The load goes on to its end.
+    """
 
 
 _LOAD = judging(_begin, _before, _after, _end)

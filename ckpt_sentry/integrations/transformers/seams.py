@@ -9,7 +9,11 @@ What is patched, and why there (transformers 5.24.0, `modeling_utils.py`):
 * `PreTrainedModel.load_adapter` (integrations/peft.py:80): an adapter is a checkpoint of its own. Before transformers 5
   it goes through `load_state_dict`.
 * `PreTrainedModel._finalize_model_loading` (4605): the loading info, after ties and ignore lists, before the model is
-  returned; a size mismatch is raised from within. transformers 4: see `transformers_v4`.
+  returned; a size mismatch is raised from within. transformers 4: see `v4`.
+* `load_sharded_checkpoint`, by which Trainer resumes from shards (trainer_utils.py:1057; 4: modeling_utils.py). It
+  loads each shard by `load_state_dict(strict=False)`, and compares with the index alone. What each of these calls
+  leaves out is the next one's: here they are one load, judged by what all of them have left out. With `strict=True` it
+  raises by the index before it reads a shard.
 
 `from_pretrained` returns a model also where not one key of the checkpoint is one of its own: that is refused here.
 """
@@ -19,20 +23,27 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry.integrations.transformers import v4 as transformers_v4
 from ckpt_sentry.patching import ledger
 from ckpt_sentry.patching.guard import contained
+from ckpt_sentry.patching.later import later
 from ckpt_sentry.patching.wrapping_importlib_bootstrap import judging
 from ckpt_sentry.session import loads
 from ckpt_sentry.session.conclude import end, look
 
 if TYPE_CHECKING:
+    from ckpt_sentry.integrations.transformers import shards
     from ckpt_sentry.patching.ledger import Patch
     from ckpt_sentry.session.loads import Load
 
+else:
+    shards = later("ckpt_sentry.integrations.transformers.shards")
+
 TARGET = "transformers"
+_SHARDED: Final = "load_sharded_checkpoint"
+_PARAMETERS: Final = ("model", "folder", "strict", "prefer_safe")
 _FINALIZERS = ("_finalize_model_loading", "_finalize_load_state_dict")
 """The second in 5.0, which returns a new loading info, without what may be missing."""
 
@@ -54,6 +65,14 @@ def instrument(module: ModuleType) -> None:
         ledger.gate(model, "from_pretrained", "its loading info is not where transformers 4 or 5 has it", target=TARGET)
         return
     ledger.patch(model, "from_pretrained", judging(_begin, _before, _after, _end), target=TARGET)
+
+
+def instrument_shards(module: ModuleType) -> None:
+    """
+    Patch `load_sharded_checkpoint` in `transformers.trainer_utils`, or in `transformers.modeling_utils` before 5.
+    """
+    if _SHARDED in vars(module):
+        ledger.patch(module, _SHARDED, _SHARDS, target=TARGET)
 
 
 @contained("transformers.begin")
@@ -170,4 +189,30 @@ def _after_adapter(load: Load, info: Any) -> None:
     look(load, functools.partial(transformers_adapter.judge, info))
 
 
+@contained("transformers.begin_shards")
+def _begin_shards(_original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Load | None:
+    given = dict(zip(_PARAMETERS, args, strict=False), **kwargs)
+    if loads.current() is not None or not {"model", "folder"} <= given.keys():
+        return None
+    series = shards.Series.of(given)
+
+    def observe(load: Load) -> None:
+        load.keep(series)
+        load.on_filled = series.take
+        load.facts = shards.located(load.facts, series)
+
+    return loads.begin("transformers", _SHARDED, series.path, observe=observe)
+
+
+@contained("transformers.after_shards")
+def _after_shards(load: Load, _result: Any) -> None:
+    look(load, shards.judge)
+
+
+@contained("transformers.end_shards")
+def _end_shards(load: Load, error: BaseException | None) -> None:
+    end(load, error, functools.partial(shards.explain, load))
+
+
+_SHARDS = judging(_begin_shards, _before, _after_shards, _end_shards)
 _ADAPTER = judging(_begin_adapter, _before, _after_adapter, _end)

@@ -1,80 +1,182 @@
 """
-transformers: `load_sharded_checkpoint`, by which Trainer resumes from shards.
-
-It loads each shard by `load_state_dict(strict=False)`, and compares with the index alone (transformers 5.24.0,
-trainer_utils.py:1057; 4: modeling_utils.py). What each of these calls leaves out is the next one's: here they are one
-load, judged by what all of them have left out. With `strict=True` it raises by the index before it reads a shard.
+What a load of shards one after the other came to, as a whole: what all of them left out, the index and the files.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from types import ModuleType
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from ckpt_sentry.patching import ledger
-from ckpt_sentry.patching.guard import contained
+from ckpt_sentry.core.inventory import Entry
+from ckpt_sentry.core.report import Facts, Finding, LoadError
+from ckpt_sentry.dataclasses_ import dataclass, field, replace
+from ckpt_sentry.formats import index as index_
+from ckpt_sentry.formats.errors import HeaderError
+from ckpt_sentry.formats.step import find_step
+from ckpt_sentry.integrations.torch_module import judge as module_judge
+from ckpt_sentry.model import inventories, model_state
 from ckpt_sentry.patching.later import later
-from ckpt_sentry.patching.wrapping_importlib_bootstrap import judging
-from ckpt_sentry.session import loads
-from ckpt_sentry.session.conclude import end, look
+from ckpt_sentry.session.conclude import refusal
 
 if TYPE_CHECKING:
-    from ckpt_sentry.integrations.transformers import shards_judge
+    from ckpt_sentry.core.findings import anew
+    from ckpt_sentry.formats.state_file import StateFile
+    from ckpt_sentry.integrations.torch_module.calls import Call
     from ckpt_sentry.session.loads import Load
 else:
-    shards_judge = later("ckpt_sentry.integrations.transformers.shards_judge")
+    anew = later("ckpt_sentry.core.findings:anew")
 
-TARGET: Final = "transformers"
-NAME: Final = "load_sharded_checkpoint"
-_PARAMETERS: Final = ("model", "folder", "strict", "prefer_safe")
+_INDEXES: Final = {"safetensors": "model.safetensors.index.json", "torch_save": "pytorch_model.bin.index.json"}
+_LOOSELY: Final = "load_sharded_checkpoint(…, strict=False)"
+_SHOWN: Final = 3
 
 
-def instrument(module: ModuleType) -> None:
+@dataclass(slots=True)
+class Series:
     """
-    Patch the module that defines it: `transformers.trainer_utils`, or `transformers.modeling_utils` before 5.
+    One call of the loader, and what its calls of `load_state_dict` have left out. Lives as long as the load.
     """
-    if NAME in vars(module):
-        ledger.patch(module, NAME, judging(_begin, _before, _after, _end), target=TARGET)
+
+    model: Any
+    path: str
+    is_strict: bool
+    format: str | None
+    parts: int = 0
+    missing: frozenset[str] = frozenset()
+    """What each shard so far has left out."""
+    unexpected: set[str] = field(default_factory=set)
+    entries: dict[str, Entry] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Series:
+        """
+        Take the arguments of the call by their names; the index is chosen as the loader does.
+        """
+        path = os.fsdecode(given["folder"])
+        there = [kind for kind, name in _INDEXES.items() if os.path.isfile(os.path.join(path, name))]
+        chosen = there[0 if given.get("prefer_safe", True) else -1] if there else None
+        return cls(given["model"], path, bool(given.get("strict", True)), chosen)
+
+    def take(self, call: Call) -> None:
+        """
+        Take in what one shard has brought and left out.
+        """
+        if call.lists is None or not isinstance(call.state_dict, dict):
+            return
+        missing = frozenset(call.lists.missing)
+        self.missing = self.missing & missing if self.parts else missing
+        self.unexpected.update(call.lists.unexpected)
+        self.entries.update(inventories.state_inventory(call.state_dict).entries)
+        self.parts += 1
+
+    def index(self) -> tuple[Sequence[StateFile], Sequence[Finding]]:
+        """
+        The headers of the shards, and what is wrong with the index or with them.
+        """
+        if self.format is None:
+            return (), ()
+        try:
+            index = index_.read(os.path.join(self.path, _INDEXES[self.format]))
+        except HeaderError as error:
+            return (), (error.finding(),)
+        except OSError:
+            return (), ()
+        files = index_.shards(index)
+        broken = [one for file in files for one in file.findings if one.level == "error"]
+        return files, (*broken[:_SHOWN], *index_.findings(index, index_.examine(index, files)))
 
 
-@contained("transformers_shards.begin")
-def _begin(_original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Load | None:
-    given = dict(zip(_PARAMETERS, args, strict=False), **kwargs)
-    if loads.current() is not None or not {"model", "folder"} <= given.keys():
-        return None
-    series = shards_judge.Series.of(given)
-    return loads.begin(
-        "transformers",
-        NAME,
-        series.path,
-        observe=lambda load: _observe(load, series),
+def located(facts: Facts, series: Series) -> Facts:
+    """
+    The facts with where the shards lie.
+    """
+    step = find_step(series.path)
+    return replace(
+        facts,
+        path=series.path,
+        format=series.format,
+        step=step.value if step else None,
+        step_source=step.source if step else None,
     )
 
 
-def _observe(load: Load, series: shards_judge.Series) -> None:
-    load.keep(series)
-    load.on_filled = series.take
+def judge(load: Load) -> None:
+    """
+    Judge a load that has returned, by torch's own lists.
 
-
-@contained("transformers_shards.before")
-def _before(load: Load) -> None:
-    load.facts = shards_judge.located(load.facts, _series(load))
-
-
-@contained("transformers_shards.after")
-def _after(load: Load, _result: Any) -> None:
-    look(load, lambda load: shards_judge.judge(load, _series(load)))
-
-
-@contained("transformers_shards.end")
-def _end(load: Load, error: BaseException | None) -> None:
-    end(load, error, functools.partial(shards_judge.explain, load, _series(load)))
-
-
-def _series(load: Load) -> shards_judge.Series:
-    series = load.state(shards_judge.Series)
+    Raises:
+        LowCoverageError: the settings refuse it.
+    """
+    series = load.state(Series)
     if series is None:
-        raise LookupError("the load has ended")
-    return series
+        return
+    lists = module_judge.Lists(series.missing, series.unexpected)
+    if series.parts and not lists.missing and not lists.unexpected:
+        facts = module_judge.whole(series.model, {}, module_judge.Offer(series.entries, None))
+        load.facts = _with(load.facts, facts, series)
+        load.facts = _on_meta(load.facts, series, ())
+        return
+    if not series.parts:  # an index that names no shard
+        lists = module_judge.Lists(model_state.inventory(series.model).entries.keys(), ())
+    found = module_judge.judged(series.model, {}, lists, None, module_judge.Offer(series.entries, None))
+    _, said = series.index()
+    facts = replace(found.facts, findings=anew(found.facts.findings, None) if said else found.facts.findings)
+    load.facts = _with(load.facts, facts.with_findings(said), series)
+    load.facts = _on_meta(load.facts, series, found.lists.missing)
+    missing = found.examination.difference.missing
+    error = refusal(load.entry_point, load.facts, found.wanted, missing, asked="part")
+    if error is not None:
+        raise error
+
+
+def _with(known: Facts, facts: Facts, series: Series) -> Facts:
+    held = facts.checkpoint
+    return replace(
+        facts,
+        path=known.path,
+        format=known.format,
+        step=known.step,
+        step_source=known.step_source,
+        checkpoint=None if held is None else replace(held, files=series.parts or None),
+    )
+
+
+def _on_meta(facts: Facts, series: Series, missing: Collection[str]) -> Facts:
+    empty, left = module_judge.on_meta(series.model)
+    if empty:
+        facts = module_judge.unfilled(facts, series.model, set(missing), empty, module_judge.COPIED)
+    return facts.with_findings([module_judge.unmade(left)]) if left and not empty else facts
+
+
+def explain(load: Load, error: BaseException, _described: LoadError) -> tuple[Finding, ...]:
+    """
+    Say what the headers of the shards tell of a load that has raised.
+    """
+    series = load.state(Series)
+    if series is not None:
+        load.facts = _with(load.facts, _failed(series, error), series)
+    return ()
+
+
+def _failed(series: Series, error: BaseException) -> Facts:
+    """
+    What the headers of the shards tell of a load that has raised.
+    """
+    files, said = series.index()
+    held = {key: entry for file in files for key, entry in file.inventory.entries.items()}
+    if not held:
+        return Facts(findings=tuple(said))
+    lists, offer = module_judge.compared(series.model, module_judge.Offer(held, None))
+    found = module_judge.judged(series.model, {}, lists, None, offer)
+    is_about_keys = isinstance(error, RuntimeError) and "loading state_dict" in str(error)
+    loosely = _LOOSELY if series.is_strict else None
+    facts = module_judge.decisive(found, loosely) if is_about_keys else found.facts
+    return replace(facts, findings=tuple(_ordered((*said, *facts.findings))))
+
+
+def _ordered(findings: Sequence[Finding]) -> Iterator[Finding]:
+    """
+    The errors of files first: what lies in them explains the rest.
+    """
+    yield from sorted(findings, key=lambda one: one.level != "error")

@@ -13,7 +13,7 @@ import torch.distributed.checkpoint  # noqa: F401 - the hooks wait for it
 from torch.distributed.checkpoint.api import CheckpointException, _wrap_exception
 
 from ckpt_sentry import integrations
-from ckpt_sentry.integrations.dcp.portable import portable, without_code
+from ckpt_sentry.integrations.dcp.exceptions import portable, without_code
 from ckpt_sentry.patching import ledger
 from ckpt_sentry.session.exceptions import keep_text, text_of
 
