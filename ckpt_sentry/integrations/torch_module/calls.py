@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ckpt_sentry.integrations.torch_module import judge as module_judge
     from ckpt_sentry.integrations.torch_module import parts as module_parts
     from ckpt_sentry.integrations.torch_module import torch_load
-    from ckpt_sentry.integrations.torch_module.seams import Entry
+    from ckpt_sentry.integrations.torch_module.seams import EntryPoint
     from ckpt_sentry.model import unify
 else:
     keys = later("ckpt_sentry.core.findings:keys")
@@ -51,7 +51,7 @@ class Call:
     One call, and how it ended: torch's lists. Never the exception, whose traceback leads back here.
     """
 
-    entry: Entry
+    entry: EntryPoint
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     module: nn.Module
@@ -105,7 +105,7 @@ class Call:
 
 
 @contained("module.enter")
-def enter(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+def enter(entry: EntryPoint, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
     """
     Begin to watch a call; None where it is part of another load, or is no call that could work.
     """
@@ -186,15 +186,15 @@ def end(call: Call, result: Any, error: BaseException | None) -> bool:
         if error is not None:
             _raised(call, error)
     elif not model_state.fills_prompt(call.module, call.state_dict):
-        _tell(call, lists, error)
+        _record(call, lists, error)
     return False
 
 
-def _tell(call: Call, lists: Lists, error: BaseException | None) -> None:
+def _record(call: Call, lists: Lists, error: BaseException | None) -> None:
     if call.observer is not None:
         call.observer(call)
     else:
-        module_report.say(call, lists, error)
+        module_report.record(call, lists, error)
 
 
 def _end_filling(call: Call, offer: Offer, error: BaseException | None) -> None:
@@ -202,11 +202,11 @@ def _end_filling(call: Call, offer: Offer, error: BaseException | None) -> None:
     Judge by the names and shapes that were offered: torch has filled what was lacking with the module's own values.
     """
     call.lists, call.offer = lists, _ = module_judge.compared(call.module, offer)
-    if error is None and call.observer is None and module_parts.postpone(call, module_report.say_singles):
+    if error is None and call.observer is None and module_parts.postpone(call, module_report.record_singles):
         return
     module_parts.abandon(call)
     if error is None or _is_about(error, call):
-        _tell(call, lists, error)
+        _record(call, lists, error)
     else:
         _raised(call, error)
 
@@ -231,7 +231,7 @@ def _raised(call: Call, error: BaseException) -> None:
     """
     if not isinstance(call.state_dict, Tensor):
         if call.observer is None:
-            module_report.say_raised(call, error)
+            module_report.record_raised(call, error)
     else:
         path = provenance.origin(call.state_dict)
         if path is not None:
@@ -276,9 +276,9 @@ def end_file(file: File, error: BaseException | None) -> None:
         return
     call.entry, call.is_strict = FILE, True
     if error is None:
-        module_report.say(call, call.lists, None)
+        module_report.record(call, call.lists, None)
     elif isinstance(error, RuntimeError) and str(error).startswith(_TORCH_TEXT):
-        module_report.say(call, call.lists, error)
+        module_report.record(call, call.lists, error)
 
 
 def _mended(call: Call, lists: Lists) -> bool:

@@ -57,7 +57,7 @@ class _Kinds:
 _kinds = _Kinds()
 
 
-def say(call: Call, lists: Lists, error: BaseException | None) -> None:
+def record(call: Call, lists: Lists, error: BaseException | None) -> None:
     """
     Record how a call ended, where that is news.
 
@@ -71,7 +71,7 @@ def say(call: Call, lists: Lists, error: BaseException | None) -> None:
         _whole(call)
 
 
-def say_raised(call: Call, error: BaseException) -> None:
+def record_raised(call: Call, error: BaseException) -> None:
     """
     Record a call that has raised for something that is not keys, as load hooks do.
     """
@@ -81,29 +81,29 @@ def say_raised(call: Call, error: BaseException) -> None:
     _failed(call, facts, (), error)
 
 
-def say_singles(series: module_parts.Singles) -> None:
+def record_singles(series: module_parts.Singles) -> None:
     """
     Record how calls ended that each passed one parameter. Where they were made nothing can be refused any more.
     """
     wanted = Inventory({found.name: found.entry for found in series.wanted.values()})
     came = {series.wanted[place].name: series.wanted[place].entry for place in series.came}
     came.update(series.unexpected)
-    _say_sum(series.subject, wanted, Inventory(came), series.path, "one by one")
+    _record_sum(series.subject, wanted, Inventory(came), series.path, "one by one")
 
 
-def say_shards(waiting: module_parts.Waiting) -> None:
+def record_shards(waiting: module_parts.Waiting) -> None:
     """
     Record how shards ended of which no more will come.
     """
-    _say_sum(waiting.subject, waiting.wanted, waiting.came, waiting.path, "in parts")
+    _record_sum(waiting.subject, waiting.wanted, waiting.came, waiting.path, "in parts")
 
 
-def _say_sum(subject: module_parts.Subject, wanted: Inventory, came: Inventory, path: str | None, how: str) -> None:
+def _record_sum(subject: module_parts.Subject, wanted: Inventory, came: Inventory, path: str | None, how: str) -> None:
     facts, found = module_judge.counted(wanted, came, path)
     keys = found.difference.missing
     kinds, kind = (_kinds.other, keys) if keys else (_kinds.good, tuple(wanted.entries))
     if _kinds.is_new(kinds, (subject.module_class, how, hash(kind))):
-        _record(subject, facts, keys, None)
+        _record_load(subject, facts, keys, None)
 
 
 def forget() -> None:
@@ -195,7 +195,7 @@ def _is_first_of_many(call: Call, came: Collection[str], lacking: frozenset[str]
         return False
     subject, wanted = module_parts.Subject.of(call), model_state.inventory(call.module)
     waiting = module_parts.Waiting(subject, wanted, lacking, {path}, count)
-    return _kinds.shards.wait(call.module, waiting, say_shards)
+    return _kinds.shards.wait(call.module, waiting, record_shards)
 
 
 def _interrupt(call: Call) -> None:
@@ -203,7 +203,7 @@ def _interrupt(call: Call) -> None:
     Say what is to be said of shards that something else follows, or of which the last has come.
     """
     if (waiting := _kinds.shards.take_back(call.module)) is not None:
-        say_shards(waiting)
+        record_shards(waiting)
 
 
 def _assembled(call: Call) -> None:
@@ -213,7 +213,7 @@ def _assembled(call: Call) -> None:
     if _kinds.is_new(_kinds.good, (call.module_class, "in parts")):
         wanted = model_state.inventory(call.module)
         facts, _ = module_judge.counted(wanted, wanted, provenance.origin(call.state_dict))
-        _record(module_parts.Subject.of(call), facts, wanted.entries, None)
+        _record_load(module_parts.Subject.of(call), facts, wanted.entries, None)
 
 
 def _conclude(call: Call, facts: Facts, keys: Iterable[Any], error: LowCoverageError | None, *, is_new: bool) -> None:
@@ -221,7 +221,7 @@ def _conclude(call: Call, facts: Facts, keys: Iterable[Any], error: LowCoverageE
     Record what is new or refused, and raise the refusal.
     """
     if is_new or error is not None:
-        _record(module_parts.Subject.of(call), facts, keys, error)
+        _record_load(module_parts.Subject.of(call), facts, keys, error)
         if error is not None:
             raise error
 
@@ -240,7 +240,7 @@ def _failed(call: Call, facts: Facts, keys: Iterable[Any], error: BaseException)
     kind = (call.module_class, facts)
     report = _kinds.failed.get(kind)
     if report is None and len(_kinds.failed) < MOST_KINDS:
-        report = _record(module_parts.Subject.of(call), facts, keys, error)
+        report = _record_load(module_parts.Subject.of(call), facts, keys, error)
     if report is not None:
         _kinds.failed[kind] = report
         # Only the first of a kind has got it from the end of its load.
@@ -255,7 +255,7 @@ def _sorted(lists: Lists) -> tuple[str, ...]:
     return (*sorted(lists.missing), "", *sorted(lists.unexpected))
 
 
-def _record(
+def _record_load(
     subject: module_parts.Subject, facts: Facts, keys: Iterable[Any], error: BaseException | None
 ) -> LoadReport | None:
     """

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 TARGET = "module"
 
 
-class Entry(NamedTuple):
+class EntryPoint(NamedTuple):
     """
     A function that fills a module: its name for people, and the names of its parameters in their order.
     """
@@ -43,20 +43,20 @@ class Entry(NamedTuple):
     """The call that takes a part."""
 
 
-MODULE: Final = Entry(
+MODULE: Final = EntryPoint(
     "Module.load_state_dict",
     ("self", "state_dict", "strict", "assign"),
     fills_gaps=False,
     remedy="{model}.load_state_dict(ckpt_sentry.unify_keys(state_dict, {model}){more})",
 )
-FILE: Final = Entry(
+FILE: Final = EntryPoint(
     "safetensors.torch.load_model",
     ("model", "filename", "strict"),
     fills_gaps=False,
     remedy="{model}.load_state_dict(ckpt_sentry.unify_keys(safetensors.torch.load_file(filename), {model}){more})",
     loosely="load_model(…, strict=False)",
 )
-MODEL: Final = Entry(
+MODEL: Final = EntryPoint(
     "set_model_state_dict",
     ("model", "model_state_dict"),
     fills_gaps=True,
@@ -116,7 +116,7 @@ def _module_calls() -> Any:
     return uncollected(found)
 
 
-def _wrapper(entry: Entry) -> Wrap:
+def _wrapper(entry: EntryPoint) -> Wrap:
     """
     Watch a function that fills a module, and call it a second time where the agent may, and can, mend the keys.
     """

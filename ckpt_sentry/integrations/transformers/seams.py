@@ -133,14 +133,14 @@ def _finalize(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def finalize(model: Any, load_config: Any, loading_info: Any) -> Any:
-        told = loading_info
+        info = loading_info
         try:
-            told = original(model, load_config, loading_info)
-            return told
+            info = original(model, load_config, loading_info)
+            return info
         finally:
             load = current() if patch.active else None
             if load is not None:
-                note(load, model, load_config, told)
+                note(load, model, load_config, info)
 
     return finalize
 

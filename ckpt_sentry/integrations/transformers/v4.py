@@ -58,7 +58,7 @@ class Config(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Told:
+class _Returned:
     """
     What `_load_pretrained_model` returned: judged when the weights are tied, at the end of the load.
     """
@@ -96,15 +96,15 @@ def loading(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
 
 def note(load: Load) -> None:
     """
-    Judge a load that is about to end by what it was told, with its weights tied by now.
+    Judge a load that is about to end by what `_load_pretrained_model` returned, with its weights tied by now.
     """
     from ckpt_sentry.integrations.transformers import judge as transformers_judge
 
-    told = load.state(_Told)
-    if told is not None and not told.is_noted:
-        told.is_noted = True
-        transformers_judge.note_info(load, told.model, told.config, told.info)
-        _note_left(load, told.model)
+    returned = load.state(_Returned)
+    if returned is not None and not returned.is_noted:
+        returned.is_noted = True
+        transformers_judge.note_info(load, returned.model, returned.config, returned.info)
+        _note_left(load, returned.model)
 
 
 def _note_left(load: Load, model: Any) -> None:
@@ -161,7 +161,7 @@ def _returned(load: Load, given: Mapping[str, Any], result: Any) -> None:
         set(unexpected),
         {(name(key), shapes.get(name(key), shape) or (), tuple(ours[name(key)].shape)) for key, shape in pairs},
     )
-    load.keep(_Told(model, _config(given), info))
+    load.keep(_Returned(model, _config(given), info))
     if given.get("hf_quantizer") is not None:
         note(load)
 
