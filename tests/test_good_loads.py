@@ -26,59 +26,58 @@ patching.postimport patching.wrapping_importlib_bootstrap
 collector collector.aggregate collector.ends collector.findings collector.groups collector.left_out collector.records
 collector.repeats collector.summary collector.wording config core core.codec core.codes core.escape core.peers
 core.ranks core.report core.verdict dataclasses_ formats formats.paths formats.regular identity integrations.launchers
-integrations.launchers.ranks integrations.torch_module integrations.torch_module.seams
-integrations.torch_module.torch_load masking model model.provenance names patching.later render render.cells
-render.head render.keys render.page render.terminal render.text render.words session session.loads
-session.process_reporter session.sinks session.stall transport transport.events transport.log transport.otel
-transport.otel_env transport.otlp_json
+integrations.launchers.ranks integrations.torch_module integrations.torch_module.entry_points
+integrations.torch_module.seams integrations.torch_module.torch_load masking model model.provenance names
+patching.later render render.cells render.head render.keys render.page render.terminal render.text render.words
+session session.loads session.process_reporter session.sinks session.stall transport transport.events transport.log
+transport.otel transport.otel_env transport.otlp_json
 """,
     "dcp": """
-core.inventory core.policy formats.dcp formats.dcp.files formats.neighbours formats.step integrations.dcp
+core.inventory core.policy formats.dcp formats.dcp.files formats.dcp.neighbours formats.step integrations.dcp
 integrations.dcp.errors integrations.dcp.exceptions integrations.dcp.facts integrations.dcp.fast_compare
 integrations.dcp.participants integrations.dcp.planning integrations.dcp.reads integrations.dcp.seams
 integrations.dcp.step integrations.dcp.stock integrations.dcp.values integrations.launchers.torchrun model.tensors
 session.conclude session.exceptions
 """,
     "module": """
-core.inventory core.policy formats.step integrations.torch_module.calls integrations.torch_module.judge
-integrations.torch_module.parts integrations.torch_module.report integrations.transformers
-integrations.transformers.hints model.inventories model.model_state model.tensors session.conclude session.exceptions
+core.inventory core.policy formats.step integrations.torch_module.call integrations.torch_module.calls
+integrations.torch_module.judge integrations.torch_module.parts integrations.torch_module.report model.hints
+model.inventories model.model_state model.tensors session.conclude session.exceptions
 """,
     "accelerate": """
 core.diff core.examine core.fold core.inventory core.policy formats.elements formats.errors formats.folder
-formats.safetensors formats.state_file formats.step integrations.accelerate integrations.accelerate.causes
-integrations.accelerate.device_map integrations.accelerate.facts integrations.accelerate.fsdp
-integrations.accelerate.judge integrations.accelerate.offload integrations.accelerate.proof
-integrations.accelerate.seams integrations.accelerate.state integrations.dcp integrations.dcp.errors
-integrations.dcp.exceptions integrations.dcp.facts integrations.dcp.fast_compare integrations.dcp.participants
-integrations.dcp.planning integrations.dcp.reads integrations.dcp.seams integrations.dcp.step integrations.dcp.stock
-integrations.dcp.values integrations.launchers.torchrun integrations.transformers integrations.transformers.hints
-model.inventories model.model_state model.proof model.quick_proof model.tensors session.conclude session.exceptions
+formats.safetensors formats.state_file formats.step integrations.accelerate integrations.accelerate.device_map
+integrations.accelerate.facts integrations.accelerate.fsdp integrations.accelerate.judge
+integrations.accelerate.offload integrations.accelerate.proof integrations.accelerate.seams
+integrations.accelerate.state integrations.dcp integrations.dcp.errors integrations.dcp.exceptions
+integrations.dcp.facts integrations.dcp.fast_compare integrations.dcp.participants integrations.dcp.planning
+integrations.dcp.reads integrations.dcp.seams integrations.dcp.step integrations.dcp.stock integrations.dcp.values
+integrations.launchers.torchrun model.hints model.inventories model.model_state model.proof model.quick_proof
+model.tensors session.conclude session.exceptions
 """,
     "load_state": """
 core.align core.coverage core.depth core.diff core.examine core.findings core.fold core.inventory core.optimizer
 core.policy core.rename core.rule core.training formats.elements formats.errors formats.folder formats.safetensors
-formats.sniff formats.state_file formats.step integrations.accelerate integrations.accelerate.causes
-integrations.accelerate.device_map integrations.accelerate.facts integrations.accelerate.fsdp
-integrations.accelerate.judge integrations.accelerate.proof integrations.accelerate.seams
-integrations.accelerate.state integrations.accelerate.state_files integrations.torch_module.calls
-integrations.torch_module.judge integrations.torch_module.parts integrations.torch_module.report
-integrations.transformers integrations.transformers.hints model.inventories model.model_state model.proof
-model.quick_proof model.tensors session.conclude session.exceptions
+formats.sniff formats.state_file formats.step integrations.accelerate integrations.accelerate.device_map
+integrations.accelerate.facts integrations.accelerate.fsdp integrations.accelerate.judge integrations.accelerate.proof
+integrations.accelerate.seams integrations.accelerate.state integrations.accelerate.state_files
+integrations.torch_module.call integrations.torch_module.calls integrations.torch_module.judge
+integrations.torch_module.parts integrations.torch_module.report model.hints model.inventories model.model_state
+model.proof model.quick_proof model.tensors session.conclude session.exceptions
 """,
     "transformers": """
 core.align core.coverage core.depth core.diff core.examine core.findings core.fold core.inventory core.optimizer
 core.policy core.quantized core.rename core.rule core.training formats.elements formats.errors formats.folder
 formats.index formats.safetensors formats.sniff formats.state_file formats.step integrations.accelerate
-integrations.accelerate.causes integrations.accelerate.device_map integrations.accelerate.facts
-integrations.accelerate.fsdp integrations.accelerate.judge integrations.accelerate.proof integrations.accelerate.seams
+integrations.accelerate.device_map integrations.accelerate.facts integrations.accelerate.fsdp
+integrations.accelerate.judge integrations.accelerate.proof integrations.accelerate.seams
 integrations.accelerate.state integrations.dcp integrations.dcp.errors integrations.dcp.exceptions
 integrations.dcp.facts integrations.dcp.fast_compare integrations.dcp.participants integrations.dcp.planning
 integrations.dcp.reads integrations.dcp.seams integrations.dcp.step integrations.dcp.stock integrations.dcp.values
 integrations.launchers.torchrun integrations.transformers integrations.transformers.buffers
-integrations.transformers.files integrations.transformers.hints integrations.transformers.judge
-integrations.transformers.names integrations.transformers.seams integrations.transformers.v4 model.inventories
-model.model_state model.proof model.quick_proof model.tensors session.conclude session.exceptions
+integrations.transformers.files integrations.transformers.judge integrations.transformers.seams
+integrations.transformers.v4 model.conversion model.hints model.inventories model.model_state model.proof
+model.quick_proof model.tensors session.conclude session.exceptions
 """,
 }
 """What comes with the start of the interpreter, with torch, and by framework with its import and one good load."""

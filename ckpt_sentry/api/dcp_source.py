@@ -12,7 +12,8 @@ from ckpt_sentry.dataclasses_ import dataclass
 from ckpt_sentry.formats.dcp import diagnosis as dcp
 from ckpt_sentry.formats.dcp import metadata as dcp_metadata
 from ckpt_sentry.formats.dcp.metadata import DcpMetadata
-from ckpt_sentry.formats.step import Step, find_step, peek_step
+from ckpt_sentry.formats.dcp.peek import peek_step
+from ckpt_sentry.formats.step import Step, find_step
 from ckpt_sentry.formats.torch_save.unpickle import UnreadablePickle
 from ckpt_sentry.integrations.dcp import stock
 from ckpt_sentry.patching.guard import let_through

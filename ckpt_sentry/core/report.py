@@ -13,8 +13,30 @@ from ckpt_sentry.dataclasses_ import dataclass, replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Protocol
 
-    from ckpt_sentry.core.examine import Examination
+    class Examined(Protocol):
+        """
+        What `core.examine` finds in the keys of both sides.
+        """
+
+        @property
+        def missing(self) -> KeyList: ...
+        @property
+        def unexpected(self) -> KeyList: ...
+        @property
+        def mismatched(self) -> tuple[ShapeMismatch, ...]: ...
+        @property
+        def casts(self) -> tuple[DtypeCast, ...]: ...
+        @property
+        def coverage(self) -> Coverage: ...
+        @property
+        def utilisation(self) -> float: ...
+        @property
+        def rename(self) -> Rename | None: ...
+        @property
+        def findings(self) -> tuple[Finding, ...]: ...
+
 
 SCHEMA = "ckpt_sentry.load/1"
 
@@ -200,7 +222,7 @@ class ModelSummary:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """
-    What was observed of a load: the part of its report that a target fills.
+    What was observed of a load: the part of its report that an integration fills.
     """
 
     path: str | None = None
@@ -224,9 +246,9 @@ class Facts:
     A digest of the keys this rank asked for: of those at the top, "/", of all; the second part once they are known.
     """
 
-    def examined(self, examination: Examination) -> Facts:
+    def examined(self, examination: Examined) -> Facts:
         """
-        These facts with what `audit.examine` found in the keys, its findings before those already known.
+        These facts with what `core.examine` found in the keys, its findings before those already known.
         """
         return replace(
             self,

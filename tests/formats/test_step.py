@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from ckpt_sentry.formats.dcp import metadata as dcp_metadata
 from ckpt_sentry.formats.dcp.metadata import DcpMetadata, Stored
-from ckpt_sentry.formats.step import MAX_STEP, Step, find_step, peek_step, step_in_name
+from ckpt_sentry.formats.dcp.peek import peek_step
+from ckpt_sentry.formats.step import MAX_STEP, Step, find_step, step_in_name
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from ckpt_sentry.core.ranks import compact
 from ckpt_sentry.core.report import Finding
-from ckpt_sentry.formats import neighbours
 from ckpt_sentry.formats.dcp import files as dcp_files
+from ckpt_sentry.formats.dcp import neighbours
 from ckpt_sentry.formats.errors import HeaderError, plural
 from ckpt_sentry.formats.paths import shown_path
 from ckpt_sentry.patching.later import later

@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterable
 from ckpt_sentry.core.fold import key_list
 from ckpt_sentry.core.ranks import compact
 from ckpt_sentry.core.report import Finding
-from ckpt_sentry.formats import neighbours
 from ckpt_sentry.formats.dcp import contents as dcp_contents
 from ckpt_sentry.formats.dcp import files as dcp_files
+from ckpt_sentry.formats.dcp import neighbours
 from ckpt_sentry.formats.dcp.metadata import SHARD_NAME, DcpMetadata, by_number
 from ckpt_sentry.formats.paths import shown_path
 

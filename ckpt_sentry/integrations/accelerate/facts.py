@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 from ckpt_sentry import config
+from ckpt_sentry.core.escape import shown
 from ckpt_sentry.core.examine import Examination, examine
 from ckpt_sentry.core.inventory import Entry, Inventory
 from ckpt_sentry.core.policy import allowing
@@ -22,10 +23,8 @@ from ckpt_sentry.core.report import CheckpointSummary, Finding, ModelSummary
 from ckpt_sentry.dataclasses_ import dataclass, field, replace
 from ckpt_sentry.formats.folder import Choice, choose
 from ckpt_sentry.formats.step import find_step
-from ckpt_sentry.integrations.accelerate import causes as accelerate_causes
 from ckpt_sentry.integrations.accelerate import device_map
-from ckpt_sentry.integrations.transformers import hints as transformers_hints
-from ckpt_sentry.model import model_state, proof
+from ckpt_sentry.model import hints, inventories, model_state, proof
 from ckpt_sentry.patching.later import later
 
 if TYPE_CHECKING:
@@ -38,6 +37,10 @@ else:
     offload = later("ckpt_sentry.integrations.accelerate.offload")
 
 DISPATCHES: Final = "load_checkpoint_and_dispatch"
+
+
+_HOOKS: Final = "load_hooks_skipped"
+_SHOWN: Final = 3
 
 
 @dataclass(slots=True)
@@ -155,10 +158,10 @@ def compare(load: Load, call: Call) -> None:
     )
     kept = tuple(finding for finding in load.facts.findings if finding not in before)
     supplied = call.offered.entries.keys() & call.wanted.entries.keys()
-    found = transformers_hints.hinted(call.model, found, supplied, call.path, accelerate_causes.tying(call))
-    causes = tuple(accelerate_causes.causes(call, found))
-    is_skipped = any(cause.code == accelerate_causes.HOOKS for cause in causes)
-    is_hinted = any(finding.code in transformers_hints.CODES for finding in found.findings)
+    found = hints.hinted(call.model, found, supplied, call.path, _tying(call))
+    causes = tuple(_causes(call, found))
+    is_skipped = any(cause.code == _HOOKS for cause in causes)
+    is_hinted = any(finding.code in hints.CODES for finding in found.findings)
     globs = () if is_skipped or is_hinted else allowing(found.difference.missing, call.wanted.entries)
     others = without_steps(mending(found)) if is_skipped else _exact(mending(found), globs)
     call.examination = found = replace(found, findings=(*causes, *others))
@@ -309,3 +312,48 @@ def add_supplied(call: Call, names: Mapping[str, str | None]) -> None:
         if key is not None:
             call.origins[name] = key
     call.offered = Inventory(entries, {})
+
+
+def _causes(call: Call, found: Examination) -> Iterator[Finding]:
+    """
+    Say which parts of the model would rename keys, but are not asked.
+    """
+    if found.inference is None and not hints.CODES & {one.code for one in found.findings}:
+        yield from _skipped_hooks(call, found)
+
+
+def _tying(call: Call) -> str:
+    """
+    How a model whose configuration ties weights is loaded. With a map, a tie of tensors that have values is lost on the
+    way (modeling.py:622); without one, nothing leaves the meta device.
+    """
+    is_meta, step = inventories.is_partly_meta(call.model), "Call model.tie_weights() before the load"
+    if call.device_map is None and is_meta:
+        return f"{step}, and pass device_map={{'': 'cpu'}}."
+    if call.device_map is not None and not is_meta:
+        return f"{step}, and pass device_map=None."
+    return f"{step}."
+
+
+def _skipped_hooks(call: Call, found: Examination) -> Iterator[Finding]:
+    """
+    Load pre-hooks, and `_load_from_state_dict` of a class, rename keys in `nn.Module.load_state_dict` alone: with a map
+    the loader sets each tensor by itself (accelerate/utils/modeling.py:1991).
+    """
+    if call.device_map is None or not found.difference.missing or not found.difference.unexpected:
+        return
+    missing, unexpected = found.difference.missing, found.difference.unexpected
+    names = [
+        path
+        for path, module in inventories.parts_of(call.model)
+        if model_state.has_own_names(module)
+        and all(any(key.startswith(f"{path}.") or not path for key in keys) for keys in (missing, unexpected))
+    ]
+    if not names:
+        return
+    listed = ", ".join(shown(name) or "the model itself" for name in names[:_SHOWN]) + (
+        f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    )
+    text = f"Load pre-hooks that may rename these keys ({listed}) are not called by accelerate with a device_map."
+    step = "Pass device_map=None: then they are called."
+    yield Finding(_HOOKS, "warning", text, None if inventories.is_partly_meta(call.model) else step)

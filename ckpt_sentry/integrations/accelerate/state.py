@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         state_files,
     )
     from ckpt_sentry.integrations.accelerate.state_files import Wanted
-    from ckpt_sentry.integrations.torch_module.calls import Call
+    from ckpt_sentry.integrations.torch_module.call import Call
     from ckpt_sentry.masking import mask
     from ckpt_sentry.patching.ledger import Patch
     from ckpt_sentry.session.loads import Load
@@ -349,10 +349,10 @@ def _advised(state: _State, model: Any, found: Examination, supplied: Collection
     An examination with the steps that help `load_state`: what is allowed to be missing, torch still refuses in a strict
     load. None where as much is unexpected as is missing: there something is named otherwise.
     """
-    from ckpt_sentry.integrations.transformers import hints as transformers_hints
+    from ckpt_sentry.model import hints
 
-    if not transformers_hints.CODES & {finding.code for finding in found.findings}:
-        found = transformers_hints.hinted(model, found, supplied, None, _TYING)
+    if not hints.CODES & {finding.code for finding in found.findings}:
+        found = hints.hinted(model, found, supplied, None, _TYING)
     findings, settings = accelerate_facts.mending(found), config.settings()
     if state.is_strict:
         way = None if settings.mode == "strict" or found.unexpected.count >= found.missing.count else _LOOSELY

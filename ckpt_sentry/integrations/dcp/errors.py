@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from ckpt_sentry.core import raised
     from ckpt_sentry.core.findings import percent
     from ckpt_sentry.core.report import Finding, LoadError, Verdict
-    from ckpt_sentry.formats import neighbours
     from ckpt_sentry.formats.dcp import diagnosis as files
+    from ckpt_sentry.formats.dcp import neighbours
     from ckpt_sentry.integrations.dcp import keys as dcp_keys
     from ckpt_sentry.session.conclude import Asked
     from ckpt_sentry.session.loads import Load
 else:
     files = later("ckpt_sentry.formats.dcp.diagnosis")
-    neighbours = later("ckpt_sentry.formats.neighbours")
+    neighbours = later("ckpt_sentry.formats.dcp.neighbours")
     percent = later("ckpt_sentry.core.findings:percent")
     raised = later("ckpt_sentry.core.raised")
     dcp_keys = later("ckpt_sentry.integrations.dcp.keys")

@@ -15,7 +15,7 @@ from ckpt_sentry import config
 from ckpt_sentry.core.inventory import Entry, Inventory
 from ckpt_sentry.core.report import FULL, CheckpointSummary, Facts, Finding, ModelSummary
 from ckpt_sentry.dataclasses_ import dataclass, field, replace
-from ckpt_sentry.formats.step import find_step, peek_step
+from ckpt_sentry.formats.step import find_step
 from ckpt_sentry.integrations.dcp import planning, stock
 from ckpt_sentry.integrations.dcp import values as dcp_values
 from ckpt_sentry.integrations.dcp.fast_compare import whole
@@ -27,6 +27,7 @@ from ckpt_sentry.patching.later import later
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
+    from ckpt_sentry.formats.dcp.peek import peek_step
     from ckpt_sentry.integrations.dcp import evidence
     from ckpt_sentry.integrations.dcp import keys as dcp_keys
     from ckpt_sentry.integrations.dcp import optimizer as dcp_optimizer
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from ckpt_sentry.integrations.dcp.fast_compare import Whole
     from ckpt_sentry.session.loads import Load
 else:
+    peek_step = later("ckpt_sentry.formats.dcp.peek:peek_step")
     evidence = later("ckpt_sentry.integrations.dcp.evidence")
     checkpoint_entries = later("ckpt_sentry.integrations.dcp.entries:checkpoint_entries")
     checkpoint_entry = later("ckpt_sentry.integrations.dcp.entries:checkpoint_entry")

@@ -20,8 +20,7 @@ from ckpt_sentry.core.inventory import Entry, Inventory
 from ckpt_sentry.core.report import FULL, CheckpointSummary, Facts, Finding, ModelSummary
 from ckpt_sentry.dataclasses_ import replace
 from ckpt_sentry.formats.step import find_step
-from ckpt_sentry.integrations.transformers import hints as transformers_hints
-from ckpt_sentry.model import inventories, model_state, provenance
+from ckpt_sentry.model import hints, inventories, model_state, provenance
 from ckpt_sentry.patching.later import later
 
 if TYPE_CHECKING:
@@ -256,7 +255,7 @@ def judged(
     found, model, given, lists = _examined(module, state_dict, lists, offer)
     known = located(state_dict, offer)
     supplied = given.entries.keys() & model.entries.keys()
-    found = transformers_hints.hinted(module, found, supplied, known.path, _TIE)
+    found = hints.hinted(module, found, supplied, known.path, _TIE)
     if remedy is not None and found.inference is not None:
         found = replace(found, findings=renaming(found.findings, _renaming(found.inference.mapping, lists, remedy)))
     facts = replace(

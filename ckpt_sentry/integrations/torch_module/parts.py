@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     from ckpt_sentry.core.report import Finding
-    from ckpt_sentry.integrations.torch_module.calls import Call
+    from ckpt_sentry.integrations.torch_module.call import Call
     from ckpt_sentry.integrations.torch_module.judge import Offer
 
 MOST_SERIES: Final = 64

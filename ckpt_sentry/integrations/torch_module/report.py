@@ -24,7 +24,7 @@ from ckpt_sentry.session.exceptions import INTERRUPTS, attach, describe
 
 if TYPE_CHECKING:
     from ckpt_sentry.integrations.torch_module import own as module_own
-    from ckpt_sentry.integrations.torch_module.calls import Call
+    from ckpt_sentry.integrations.torch_module.call import Call
     from ckpt_sentry.integrations.torch_module.judge import Lists
     from ckpt_sentry.render.note import note
 else:

@@ -17,8 +17,7 @@ from ckpt_sentry.dataclasses_ import dataclass, field, replace
 from ckpt_sentry.formats import folder, state_file
 from ckpt_sentry.formats.step import find_step
 from ckpt_sentry.integrations.transformers import files as transformers_files
-from ckpt_sentry.integrations.transformers import names as transformers_names
-from ckpt_sentry.model import inventories, proof
+from ckpt_sentry.model import conversion, inventories, proof
 from ckpt_sentry.patching.later import later
 from ckpt_sentry.session import loads
 from ckpt_sentry.session.conclude import disproof, refusal
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from ckpt_sentry.formats.elements import Slot
     from ckpt_sentry.formats.state_file import StateFile
     from ckpt_sentry.integrations.transformers import buffers as transformers_buffers
-    from ckpt_sentry.integrations.transformers.names import Source
+    from ckpt_sentry.model.conversion import Source
     from ckpt_sentry.render import refusals
     from ckpt_sentry.session.loads import Load
 else:
@@ -325,7 +324,7 @@ def _prove(load: Load, model: Any, load_config: Any, lost: Collection[str]) -> N
         return
     wanted = state.wanted
     slots = {key: slot for file in _state_files(load) for key, slot in file.slots.items()}
-    names = transformers_names.sources(model, slots, wanted.entries, state.renamed)
+    names = conversion.sources(model, slots, wanted.entries, state.renamed)
     groups: dict[str, list[Slot]] = {}
     for key in wanted.entries:
         if key in names and key not in lost:

@@ -22,7 +22,7 @@ from ckpt_sentry.session.conclude import refusal
 if TYPE_CHECKING:
     from ckpt_sentry.core.findings import anew
     from ckpt_sentry.formats.state_file import StateFile
-    from ckpt_sentry.integrations.torch_module.calls import Call
+    from ckpt_sentry.integrations.torch_module.call import Call
     from ckpt_sentry.session.loads import Load
 else:
     anew = later("ckpt_sentry.core.findings:anew")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ckpt_sentry.core.examine import Examination
     from ckpt_sentry.core.findings import anew, counted, listing, verb
     from ckpt_sentry.core.fold import folds
-    from ckpt_sentry.integrations.transformers import names as transformers_names
+    from ckpt_sentry.model import conversion
 else:
     Examination = later("ckpt_sentry.core.examine:Examination")
     anew = later("ckpt_sentry.core.findings:anew")
@@ -32,7 +32,7 @@ else:
     listing = later("ckpt_sentry.core.findings:listing")
     verb = later("ckpt_sentry.core.findings:verb")
     folds = later("ckpt_sentry.core.fold:folds")
-    transformers_names = later("ckpt_sentry.integrations.transformers.names")
+    conversion = later("ckpt_sentry.model.conversion")
 
 PUBLISHED: Final = "published_layout"
 TIED: Final = "tied_keys_missing"
@@ -111,9 +111,7 @@ def _published(
     if mapping is None:
         return
     open_ = set(missing) - set(renamed.values())
-    converted = [
-        key for key, targets in transformers_names.targets(module, mapping(module), unexpected) if targets & open_
-    ]
+    converted = [key for key, targets in conversion.targets(module, mapping(module), unexpected) if targets & open_]
     if not converted:
         return
     count, name = len(converted), type(module).__name__

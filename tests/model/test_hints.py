@@ -15,7 +15,7 @@ from accelerate import init_empty_weights, load_checkpoint_and_dispatch
 from safetensors.torch import load_file
 
 from ckpt_sentry import LowCoverageError
-from ckpt_sentry.integrations.transformers import hints as transformers_hints
+from ckpt_sentry.model import hints
 from tests.agents import Agent, codes, hooked
 
 SMALL = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -131,7 +131,7 @@ def test_ties_of_transformers_4() -> None:
         def get_input_embeddings(self) -> torch.nn.Module:
             return self.embed
 
-    assert transformers_hints.ties(Four()) == {"lm_head.weight": "embed.weight"}
+    assert hints.ties(Four()) == {"lm_head.weight": "embed.weight"}
 
 
 @pytest.mark.parametrize(
