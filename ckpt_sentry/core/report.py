@@ -262,6 +262,13 @@ class Facts:
             findings=(*examination.findings, *self.findings),
         )
 
+    def at_step(self, step: tuple[int, str] | None) -> Facts:
+        """
+        These facts with the training step and what told it (`formats.step.Step`); None where nothing did.
+        """
+        value, source = step or (None, None)
+        return replace(self, step=value, step_source=source)
+
     def with_findings(self, findings: Iterable[Finding]) -> Facts:
         """
         These facts and more findings; one that is known already is not repeated.

@@ -261,9 +261,8 @@ def _passing(part: Part) -> Wrap:
 def _observing(call: Call) -> Callable[[Load], None]:
     def observe(load: Load) -> None:
         load.keep(call)
-        step = None if load.facts.path is None else find_step(load.facts.path)
-        if step is not None:
-            load.facts = replace(load.facts, step=step.value, step_source=step.source)
+        if load.facts.path is not None:
+            load.facts = load.facts.at_step(find_step(load.facts.path))
 
     return observe
 

@@ -118,11 +118,9 @@ def look(load: Load, call: Call) -> None:
         load.facts,
         path=call.path,
         format=choice.format,
-        step=step.value if step else None,
-        step_source=step.source if step else None,
         bytes_read=choice.bytes,
         findings=choice.findings,
-    )
+    ).at_step(step)
     if choice.files:
         found = choice.inventory
         load.facts = replace(

@@ -80,8 +80,7 @@ def _begin(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     path = os.fsdecode(arguments["input_dir"])
 
     def observe(load: Load) -> None:
-        step = find_step(path)
-        load.facts = replace(load.facts, step=step.value if step else None, step_source=step.source if step else None)
+        load.facts = load.facts.at_step(find_step(path))
         load.keep(_Fsdp(arguments))
 
     return loads.begin("accelerate", original.__name__, path, kind=original.__name__, observe=observe)

@@ -222,9 +222,7 @@ def _enter(load: Load, original: Callable[..., Any], args: tuple[Any, ...], kwar
     load.facts = replace(
         load.facts,
         path=state.wanted.folder,
-        step=step.value if step else None,
-        step_source=step.source if step else None,
-    )
+    ).at_step(step)
     load.on_filled = functools.partial(_filled, load)
     load.is_aside = False
     for number, model in enumerate(state.wanted.models):

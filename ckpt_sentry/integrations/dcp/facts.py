@@ -143,9 +143,7 @@ def note_arguments(load: Load, args: tuple[Any, ...], kwargs: Mapping[str, Any])
         load.facts,
         path=path,
         format=_format_of(_reader_of(args, kwargs)),
-        step=step.value if step else None,
-        step_source=step.source if step else None,
-    )
+    ).at_step(step)
 
 
 def note_values(load: Load, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -405,7 +403,7 @@ def _note_step(load: Load, metadata: Any) -> None:
         return
     step = peek_step(path, dcp_keys.step_entries(metadata, checkpoint_entry))
     if step is not None:
-        load.facts = replace(load.facts, step=step.value, step_source=step.source)
+        load.facts = load.facts.at_step(step)
 
 
 def _wanted(planner: Any, state_dict: Any, metadata: Any) -> dict[str, Any]:

@@ -320,10 +320,8 @@ def located_at(path: str | None) -> Facts:
     return Facts(
         path=path,
         format="safetensors" if path.endswith(".safetensors") else "torch_save",
-        step=step.value if step else None,
-        step_source=step.source if step else None,
         findings=(written,) if written else (),
-    )
+    ).at_step(step)
 
 
 def softened(facts: Facts) -> Facts:

@@ -54,7 +54,7 @@ def begin(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Load 
     load = loads.begin("transformers", f"{type(model).__name__}.load_adapter", path)
     if load is not None:
         load.keep(_Adapter(model, given.get("adapter_name") or _DEFAULT, before))
-        load.facts = replace(load.facts, step=step.value if step else None, step_source=step.source if step else None)
+        load.facts = load.facts.at_step(step)
     return load
 
 

@@ -94,7 +94,7 @@ def begin(model_class: Any, name: Any, key_mapping: Any = None, variant: Any = N
     if load is not None:
         renamed = tuple(map(str, key_mapping or ()))
         load.keep(State(local, renamed, None if variant is None else str(variant)))
-        load.facts = replace(load.facts, step=step.value if step else None, step_source=step.source if step else None)
+        load.facts = load.facts.at_step(step)
     return load
 
 

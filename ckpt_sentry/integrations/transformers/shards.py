@@ -96,9 +96,7 @@ def located(facts: Facts, series: Series) -> Facts:
         facts,
         path=series.path,
         format=series.format,
-        step=step.value if step else None,
-        step_source=step.source if step else None,
-    )
+    ).at_step(step)
 
 
 def judge(load: Load) -> None:
