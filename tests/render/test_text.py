@@ -12,14 +12,18 @@ from ckpt_sentry.core.report import (
     Coverage,
     DtypeCast,
     Finding,
+    Identity,
     KeyList,
     LoadError,
+    LoadReport,
     ModelSummary,
     Rename,
     ShapeMismatch,
 )
 from ckpt_sentry.render import cells, text
 from ckpt_sentry.render.page import ASCII
+from ckpt_sentry.transport import otlp_json
+from ckpt_sentry.transport.events import LoadFinished
 from tests.collector.jobs import (
     LOAD,
     entered,
@@ -672,3 +676,30 @@ def test_what_a_library_raised_for_is_a_cause_beside_a_rename() -> None:
         "              device_map gives no device for 1 key of the model: w.",
         "  raised      ValueError: The device_map provided does not give any device for: w",
     ]
+
+
+def test_a_framework_and_a_phase_that_this_version_does_not_know() -> None:
+    identity = Identity("run7-a1b2", 0, 0, 1, 1, "n1", 4711)
+    report = LoadReport(
+        load_id="0af7651916cd43dd8448eb211c80319c",
+        ordinal=0,
+        identity=identity,
+        framework="boxes",
+        entry_point="boxes.restore",
+        verdict="failed",
+        started_at=1.0,
+        ended_at=1.5,
+        path="/data/step-7",
+        error=LoadError("LookupError", "no such box", "unpack"),
+        findings=(Finding("box_lost", "error", "1 box is not there", "Look below the table."),),
+    )
+    # As it comes from a rank whose agent is newer than the launcher's.
+    events, refused = otlp_json.decode(otlp_json.encode((LoadFinished(identity=identity, at=1.5, report=report),)))
+    aggregator = Aggregator()
+    aggregator.add(events[0], source="n1:4711")
+    aggregate = aggregator.aggregate(report.load_id)
+    assert aggregate is not None
+    assert (refused, aggregate.framework) == (0, "boxes")
+    printed = text.plain(text.block(aggregate))
+    for words in ("boxes.restore failed", "in phase unpack", "1 box is not there", "Look below the table."):
+        assert words in printed
