@@ -1,5 +1,5 @@
 """
-Loads by nn.Module, torch, safetensors, transformers and `Accelerator.load_state` with each function of their targets
+Loads by nn.Module, torch, safetensors, transformers and `Accelerator.load_state` with each function of their integrations
 broken in turn, compared with the same loads without the agent.
 
 Prints what `tests.chaos.run` does.
@@ -40,9 +40,8 @@ WATCHED = (
     "integrations.torch_module",
     "integrations.transformers",
     "integrations.accelerate.state",
-    "model.provenance",
-    "model.snapshot",
-    "model.unify",
+    "model",
+    "session.conclude",
 )
 
 
