@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_sentry import config, identity
 from ckpt_sentry.api.dcp_source import Source, source_of
+from ckpt_sentry.core import codes
 from ckpt_sentry.core.examine import examine
 from ckpt_sentry.core.fold import fold, folds
 from ckpt_sentry.core.generators import MOST_ITEMS, readable
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from ckpt_sentry.core.diff import Pair
     from ckpt_sentry.core.examine import Examination
 
-_REASONS = frozenset({"renamed_keys", "flat_optimizer", "optimizer_names_differ", "optimizer_class_changed"})
-"""Findings that explain what is missing and what is too much."""
 _CANNOT = "dcp.load cannot succeed"
 _PARTLY = "dcp.load copies what fits, and says nothing in this version of torch"
 
@@ -180,7 +179,7 @@ def precheck(
             ShapeConflict(pair.key, pair.key.rpartition(".")[0], pair.model.shape or (), pair.checkpoint.shape or ())
             for pair in difference.mismatched
         ),
-        reasons=(*reasons, *(one.text for one in found.findings if one.code in _REASONS)),
+        reasons=(*reasons, *(one.text for one in found.findings if one.code in codes.OTHER_NAMES)),
     )
 
 

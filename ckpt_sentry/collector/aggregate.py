@@ -10,8 +10,8 @@ from collections.abc import Collection
 from typing import Final, cast
 
 from ckpt_sentry.collector import findings
-from ckpt_sentry.collector.ends import Attempt, Cause, Ending
-from ckpt_sentry.collector.groups import LoadState, RanksReport, joined
+from ckpt_sentry.collector.ends import Attempt, Cause, LoadEnds
+from ckpt_sentry.collector.groups import LoadState, SharedReport, merged_reports
 from ckpt_sentry.collector.left_out import LeftOut
 from ckpt_sentry.collector.summary import (
     NO_MISMATCHES,
@@ -26,7 +26,7 @@ from ckpt_sentry.collector.summary import (
     Spread,
     Unfinished,
 )
-from ckpt_sentry.core import ranks
+from ckpt_sentry.core import codes, ranks
 from ckpt_sentry.core.peers import is_refusal
 from ckpt_sentry.core.report import NO_KEYS, Identity, LoadReport, Verdict
 from ckpt_sentry.dataclasses_ import dataclass
@@ -210,7 +210,7 @@ class Aggregator:
         Where a load stands. Raises KeyError for a load that is not known.
         """
         state = self._loads[load_id]
-        story = self._story(state, None, settled=False)
+        ends = self._ends(state, None, settled=False)
         return Progress(
             started=frozenset(state.phases),
             finished=frozenset(state.finished),
@@ -219,7 +219,7 @@ class Aggregator:
             ended=frozenset(
                 rank
                 for rank in {*range(state.world_size), *state.phases}
-                if rank in state.finished or story.is_over(rank)
+                if rank in state.finished or ends.is_over(rank)
             ),
             world_size=state.world_size,
         )
@@ -236,9 +236,9 @@ class Aggregator:
         # Asked at each event of each rank: it must not look at all ranks each time.
         if not (attempt.superseded or attempt.over) and len(state.finished) + len(attempt.ends) < fewest:
             return False
-        story = self._story(state, expected, settled=False)
+        ends = self._ends(state, expected, settled=False)
         wanted = state.reach if expected is None else expected
-        return all(rank in state.finished or story.is_over(rank) for rank in wanted)
+        return all(rank in state.finished or ends.is_over(rank) for rank in wanted)
 
     def aggregate(
         self, load_id: str, *, settled: bool = False, expected: Collection[int] | None = None
@@ -255,29 +255,29 @@ class Aggregator:
         if state is None or not state.phases:
             return None
         # Records may be anybody's: what is shown of them holds no credentials, whoever wrote them.
-        return clean(_summarise(state, self._story(state, expected, settled=settled)))
+        return clean(_summarise(state, self._ends(state, expected, settled=settled)))
 
-    def _story(self, state: LoadState, expected: Collection[int] | None, *, settled: bool) -> Ending:
+    def _ends(self, state: LoadState, expected: Collection[int] | None, *, settled: bool) -> LoadEnds:
         wanted = state.reach if expected is None else expected
-        return Ending(state, self._attempt_of(state), wanted, self._order_by, settled=settled)
+        return LoadEnds(state, self._attempt_of(state), wanted, self._order_by, settled=settled)
 
     def _attempt_of(self, state: LoadState) -> Attempt:
         who = state.identity
         return self._attempts.get((who.run_id + state.aside, who.attempt)) or Attempt(set())
 
 
-def _summarise(state: LoadState, story: Ending) -> Aggregate:
-    first = story.first()
-    groups = joined(state.sayings)
-    found = findings.collect(state, story, groups, first)
+def _summarise(state: LoadState, ends: LoadEnds) -> Aggregate:
+    first = ends.first()
+    groups = merged_reports(state.reports)
+    found = findings.collect(state, ends, groups, first)
     lead = _lead(groups, first)
-    said = lead.report if lead else None
+    worst = lead.report if lead else None
     path = next((one.path for one in _reports(lead, groups) if one.path), None)
     # Nothing is said of a checkpoint that was learned of another.
     reports = [one for one in _reports(lead, groups) if one.path == path]
-    head = said or state.head
+    head = worst or state.head
     failed = {rank for one in groups if one.report.verdict == "failed" for rank in one.ranks}
-    failed |= {rank for rank in story.open if story.is_over(rank)} | set(state.failures)
+    failed |= {rank for rank in ends.open if ends.is_over(rank)} | set(state.failures)
     return Aggregate(
         load_id=state.load_id,
         run_id=state.identity.run_id,
@@ -289,43 +289,43 @@ def _summarise(state: LoadState, story: Ending) -> Aggregate:
         ranks_reported=ranks.compact(state.finished),
         started_at=state.first_at,
         ended_at=max((end for _, end, _ in state.times.values()), default=state.last_at),
-        verdict=_verdict(story, groups, found, first),
+        verdict=_verdict(ends, groups, found, first),
         path=path or state.paths.get(min(state.paths, default=0)),
         format=next((one.format for one in reports if one.format), None),
         step=next((one.step for one in reports if one.step is not None), None),
         step_source=next((one.step_source for one in reports if one.step is not None), None),
-        error=story.error(first),
-        coverage=said.coverage if said else None,
-        utilisation=said.utilisation if said else None,
-        missing=said.missing if said else NO_KEYS,
-        unexpected=said.unexpected if said else NO_KEYS,
-        mismatched=_mismatches(said),
-        rename=said.rename if said else None,
+        error=ends.error(first),
+        coverage=worst.coverage if worst else None,
+        utilisation=worst.utilisation if worst else None,
+        missing=worst.missing if worst else NO_KEYS,
+        unexpected=worst.unexpected if worst else NO_KEYS,
+        mismatched=_mismatches(worst),
+        rename=worst.rename if worst else None,
         findings=found,
         groups=tuple(Group(ranks.compact(one.ranks), len(one.ranks), one.report) for one in groups),
-        unfinished=story.unfinished(),
+        unfinished=ends.unfinished(),
         failed_ranks=ranks.compact(failed),
-        heard_ranks=len(story.heard),
+        heard_ranks=len(ends.heard),
         seconds=_seconds(state),
         bytes_read=sum(read for _, _, read in state.times.values()),
     )
 
 
-def _reports(lead: RanksReport | None, groups: list[RanksReport]) -> list[LoadReport]:
+def _reports(lead: SharedReport | None, groups: list[SharedReport]) -> list[LoadReport]:
     """
     What the groups report, that of the leading one first.
     """
     return [one.report for one in (*((lead,) if lead else ()), *groups)]
 
 
-def _lead(groups: list[RanksReport], first: Cause | None) -> RanksReport | None:
+def _lead(groups: list[SharedReport], first: Cause | None) -> SharedReport | None:
     """
     The worst group: by verdict, by keys that did not fit, by coverage; the first failing rank's, then the largest.
 
     Ranks that were only told of another's failure lead where there are no others.
     """
 
-    def badness(one: RanksReport) -> tuple[float, ...]:
+    def badness(one: SharedReport) -> tuple[float, ...]:
         report = one.report
         wrong = report.missing.count + sum(item.count for item in report.mismatched)
         coverage = report.coverage.judged if report.coverage else 1.0
@@ -350,19 +350,21 @@ def _mismatches(report: LoadReport | None) -> Mismatches:
     return Mismatches(sum(item.count for item in report.mismatched), report.mismatched)
 
 
-def _verdict(story: Ending, groups: list[RanksReport], found: tuple[RankFinding, ...], first: Cause | None) -> Verdict:
+def _verdict(
+    ends: LoadEnds, groups: list[SharedReport], found: tuple[RankFinding, ...], first: Cause | None
+) -> Verdict:
     verdicts = {one.report.verdict for one in groups}
-    codes = {one.code for one in found if one.level != "info"}
+    said = {one.code for one in found if one.level != "info"}
     # What the agent refuses has its own verdict: that it was partial, without overlap, or of wrong values.
     refused = first is not None and is_refusal(first.error)
-    broken = story.cut_short or bool(codes & {"rank_killed", "rank_exited", "rank_raised"})
+    broken = ends.cut_short or bool(said & codes.of_verdict("failed"))
     if broken or (first is not None and not refused):
         verdicts.add("failed")
-    if "rank_absent" in codes and not (story.waits or story.mute):
+    if "rank_absent" in said and not (ends.waits or ends.mute):
         verdicts.add("failed")
-    if story.waits or (story.mute and codes & {"rank_stalled", "rank_absent"}):
+    if ends.waits or (ends.mute and said & codes.of_verdict("stalled")):
         verdicts.add("stalled")
-    if codes & {"paths_differ", "steps_differ"}:
+    if said & codes.of_verdict("diverged"):
         verdicts.add("diverged")
     return cast("Verdict", max(verdicts, key=SEVERITY.__getitem__, default="ok"))
 

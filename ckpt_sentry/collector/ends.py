@@ -11,18 +11,19 @@ from typing import Final, NamedTuple
 from ckpt_sentry.collector.groups import MAX_RANKS, Failure, LoadState
 from ckpt_sentry.collector.summary import STILL_WAITING, JobError, OrderBy, RankFinding, Unfinished, doing
 from ckpt_sentry.collector.wording import (
-    CODES,
+    ABSENCE,
+    HAS,
     MORE_TIME,
-    RanksEnded,
+    WAS,
+    RankStatement,
     by_ranks,
+    ended,
     ended_error,
     how,
     look_at,
-    stack_below,
     stalled_before,
     step_after,
     waits,
-    was,
 )
 from ckpt_sentry.core import ranks
 from ckpt_sentry.core.peers import is_loss
@@ -108,7 +109,7 @@ class Cause(NamedTuple):
     error: LoadError
 
 
-class Ending:
+class LoadEnds:
     """
     One load seen together with the ends of its ranks.
 
@@ -215,7 +216,7 @@ class Ending:
 
     def _own_ends(self) -> list[Cause]:
         claims = []
-        for rank in (*filter(self._left, self.open), *filter(self._guilty, self.absent)):
+        for rank in (*filter(self._left, self.open), *filter(self._is_cause, self.absent)):
             end = self.ends[rank]
             claims.append(Cause(rank, end.order, end.at, ended_error(end.event, self.state.phases.get(rank))))
         return claims
@@ -226,7 +227,7 @@ class Ending:
         """
         return rank in self.ends and rank not in self.state.failures and not self.stopped(rank)
 
-    def _guilty(self, rank: int) -> bool:
+    def _is_cause(self, rank: int) -> bool:
         """
         Whether a rank that never came has ended in a way that explains the trouble of those that did.
         """
@@ -292,7 +293,7 @@ class Ending:
         Ranks that were stopped in a phase which all that gave up had behind them, where nobody has failed but by that:
         they were waited for.
         """
-        if self._own or any(map(self._guilty, self.absent)) or any(map(self._left, self.open)):
+        if self._own or any(map(self._is_cause, self.absent)) or any(map(self._left, self.open)):
             return []
         failures = self.state.failures
         reached = min((_place(one.error.phase) for one in failures.values()), default=0)
@@ -303,17 +304,16 @@ class Ending:
         who = ranks.compact(self.state.failures)
         others = f"rank{'s'[: len(self.state.failures) > 1]} {who}"
 
-        def late(rank: int) -> RanksEnded:
+        def late(rank: int) -> RankStatement:
             busy = self._doing(rank).removeprefix("while ")
-            return RanksEnded("rank_stalled", f"was still {busy} when {others} gave up waiting", MORE_TIME)
+            return RankStatement("rank_stalled", f"still {busy} when {others} gave up waiting", MORE_TIME, WAS)
 
         found += by_ranks(self._late, late, "error")
 
     def _ended_findings(self, found: list[RankFinding]) -> None:
         untold = set(self.state.failures).union(self._late)
         stopped = [rank for rank in self.open if self.stopped(rank) and rank not in untold]
-        say = "was stopped by the launcher"
-        found += by_ranks(stopped, lambda rank: RanksEnded("peer_failed", f"{say} {self._doing(rank)}"), "info")
+        found += by_ranks(stopped, self._stop, "info")
         silent = set(self.open).difference(untold, stopped)
         found += by_ranks(filter(self.is_over, sorted(silent)), self._ending, "error")
 
@@ -323,36 +323,36 @@ class Ending:
         """
         end = self._ended_first
         if end is not None and end.event.identity.rank in self.state.finished and not self.state.failures:
-            code = CODES.get(end.event.how, "rank_exited")
-            text = f"{was(end.event)} after this load had ended there"
-            found += by_ranks([end.event.identity.rank], lambda _: RanksEnded(code, text), "info")
+            found.append(ended(end.event, "after this load had ended there").finding([end.event.identity.rank], "info"))
 
-    def _ending(self, rank: int) -> RanksEnded:
+    def _stop(self, rank: int) -> RankStatement:
+        return RankStatement("peer_failed", f"stopped by the launcher {self._doing(rank)}", verb=WAS)
+
+    def _ending(self, rank: int) -> RankStatement:
         end = self.ends.get(rank)
         if end is None and self._is_mute(rank):
             if (stall := self.state.stalls.get(rank)) is not None:
                 return waits(stall, self.state.phases.get(rank))
-            return RanksEnded("rank_stalled", f"was last heard of {self._doing(rank)}")
+            return RankStatement("rank_stalled", f"last heard of {self._doing(rank)}", verb=WAS)
         if end is None:
-            return RanksEnded("rank_exited", f"ended {self._doing(rank)}, without a word", step_after(None))
-        code = CODES.get(end.event.how, "rank_exited")
-        return RanksEnded(code, f"{was(end.event)} {self._doing(rank)}", step_after(end.event))
+            return RankStatement("rank_exited", f"ended {self._doing(rank)}, without a word", step_after(None))
+        return ended(end.event, self._doing(rank))._replace(step=step_after(end.event))
 
     def _absent_findings(self, found: list[RankFinding]) -> None:
         if not self.troubled:
             return
-        ended = {rank: self.ends[rank].event for rank in self.absent if self._guilty(rank)}
-        known = bool(self._own or ended) or any(map(self._left, self.open))
-        alive = [rank for rank in self.absent if rank not in ended and self._missed(rank, known=known)]
-        killed = [rank for rank, event in ended.items() if event.how == "killed"]
+        causes = {rank: self.ends[rank].event for rank in self.absent if self._is_cause(rank)}
+        known = bool(self._own or causes) or any(map(self._left, self.open))
+        alive = [rank for rank in self.absent if rank not in causes and self._missed(rank, known=known)]
+        killed = [rank for rank, event in causes.items() if event.how == "killed"]
 
-        def gone(rank: int) -> RanksEnded:
-            return RanksEnded("rank_absent", f"never came to this load: {how(ended[rank])}", look_at(ended[rank]))
+        def gone(rank: int) -> RankStatement:
+            return RankStatement("rank_absent", f"never came to this load: {how(causes[rank])}", look_at(causes[rank]))
 
-        def shot(rank: int) -> RanksEnded:
-            return RanksEnded("rank_killed", f"{was(ended[rank])} {doing(None)}", step_after(ended[rank]))
+        def shot(rank: int) -> RankStatement:
+            return ended(causes[rank], doing(None))._replace(step=step_after(causes[rank]))
 
-        found += by_ranks(ended, gone, "error")
+        found += by_ranks(causes, gone, "error")
         found += by_ranks(killed, shot, "error")
         found += by_ranks(alive, self._absence, "error")
 
@@ -364,14 +364,13 @@ class Ending:
             return True
         return self._collective and not known and (self.is_over(rank) or bool(self.state.stalls))
 
-    def _absence(self, rank: int) -> RanksEnded:
+    def _absence(self, rank: int) -> RankStatement:
         stall = self.state.stalls.get(rank)
         maybe = self._is_mute(rank) or not self.is_over(rank)
-        text = "has not come to this load" if maybe else "never came to this load"
-        text += stack_below(stall)
-        return RanksEnded(
-            "rank_absent", text, "Find out what it does instead of loading: every rank must make this call."
-        )
+        stack = "" if stall is None else stall.stack.rstrip()
+        if maybe:
+            return RankStatement("rank_absent", "not come to this load", ABSENCE, HAS, stack)
+        return RankStatement("rank_absent", "never came to this load", ABSENCE, stack=stack)
 
     def _stall_findings(self, found: list[RankFinding]) -> None:
         waiting = (rank for rank in self.open if rank in self.state.stalls and not self.is_over(rank))

@@ -8,12 +8,12 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
-from ckpt_sentry.collector.ends import Cause, Ending
-from ckpt_sentry.collector.groups import NO_RANK, LoadState, RanksReport, anonymous, finding_key
+from ckpt_sentry.collector.ends import Cause, LoadEnds
+from ckpt_sentry.collector.groups import NO_RANK, LoadState, SharedReport, anonymous, finding_key
 from ckpt_sentry.collector.summary import LEVELS, RankFinding
 from ckpt_sentry.core import codes, ranks
 from ckpt_sentry.core.peers import is_refusal
-from ckpt_sentry.core.report import Finding, Level
+from ckpt_sentry.core.report import Finding, FindingFacts, Level, LoadError
 
 MAX_FINDINGS: Final = 200
 
@@ -21,23 +21,23 @@ _UNKNOWN: Final = codes.PLACE["low_coverage"]
 """Where a code stands that a newer rank has said: behind the causes, before their effects."""
 
 
-def collect(state: LoadState, story: Ending, groups: list[RanksReport], first: Cause | None) -> tuple[RankFinding, ...]:
+def collect(
+    state: LoadState, ends: LoadEnds, groups: list[SharedReport], first: Cause | None
+) -> tuple[RankFinding, ...]:
     """
     All findings of a load, sorted: by level, what the first failing rank says before others, causes before effects.
     """
-    found = [*merged(_ranks_reports(state, groups)), *story.findings(), *divergence(state, groups)]
+    found = [*merged(_ranks_reports(state, groups)), *ends.findings(), *divergence(state, groups)]
     found += _unexplained(state, found)
     lead = first.rank if first else None
-    leading = codes.LEADING
-    if any(one.code == "low_coverage" for one in found):
-        # That too little came in says no more than that keys are missing.
-        leading |= {"missing_keys"}
+    said = {one.code for one in found}
+    leading = codes.LEADING.union(*(code.because_of for code in codes.CATALOGUE if code.name in said))
 
     def order(one: RankFinding) -> tuple[object, ...]:
-        told = one.code == "peer_failed"
+        is_told = one.code == "peer_failed"
         elsewhere = lead is not None and lead not in _members(one)
         level = 0 if one.code in leading and one.level == "warning" else LEVELS[one.level]
-        return level, told, elsewhere, codes.PLACE.get(one.code, _UNKNOWN), one.code, one.text, one.ranks
+        return level, is_told, elsewhere, codes.PLACE.get(one.code, _UNKNOWN), one.code, one.text, one.ranks
 
     found.sort(key=order)
     if state.left_out or len(found) > MAX_FINDINGS:
@@ -51,7 +51,7 @@ def _members(found: RankFinding) -> frozenset[int]:
     return frozenset(ranks.parse(found.ranks))
 
 
-class _Said(NamedTuple):
+class _SharedFindings(NamedTuple):
     """
     Findings that some ranks share; `rank` is the one whose words they are in.
     """
@@ -63,54 +63,60 @@ class _Said(NamedTuple):
     """The digest of the keys that they ask for."""
 
 
-def _ranks_reports(state: LoadState, groups: list[RanksReport]) -> list[_Said]:
+def _ranks_reports(state: LoadState, groups: list[SharedReport]) -> list[_SharedFindings]:
     """
     What ranks found: in their reports, and before their reports, where none has come.
     """
-    early = (_Said(rank, found, {rank}) for rank, found in sorted(state.early.items()) if rank not in state.finished)
-    said = (
-        _Said(one.report.identity.rank, one.report.findings, one.ranks, one.report.key_digest or "") for one in groups
+    early = (
+        _SharedFindings(rank, found, {rank})
+        for rank, found in sorted(state.early.items())
+        if rank not in state.finished
     )
-    return [*said, *early]
+    whole = (
+        _SharedFindings(one.report.identity.rank, one.report.findings, one.ranks, one.report.key_digest or "")
+        for one in groups
+    )
+    return [*whole, *early]
 
 
-def merged(sayings: list[_Said]) -> list[RankFinding]:
+def merged(shared: list[_SharedFindings]) -> list[RankFinding]:
     """
     The ranks' own findings, each once with the ranks that have it.
     """
-    rows: dict[tuple[str, str], tuple[list[Level], set[int], str, str | None]] = {}
-    facts = _facts(sayings)
-    for said in sayings:
-        for one in said.findings:
+    rows: dict[tuple[str, FindingFacts], tuple[Finding, list[Level], set[int]]] = {}
+    general = _general(shared)
+    for some in shared:
+        for one in some.findings:
             key = one.code, finding_key(one, NO_RANK)
-            if key not in facts or len(said.ranks) > 1:
-                key = one.code, finding_key(one, said.rank)
-            levels, members, _, _ = rows.setdefault(key, ([], set(), one.text, one.next))
+            if key not in general or len(some.ranks) > 1:
+                key = one.code, finding_key(one, some.rank)
+            _, levels, members = rows.setdefault(key, (one, [], set()))
             levels.append(one.level)
-            members |= said.ranks
-    everyone = set[int]().union(*(said.ranks for said in sayings))
+            members |= some.ranks
+    everyone = set[int]().union(*(some.ranks for some in shared))
     # Pipeline stages have other keys, and rightly so: nothing follows from what only one of them says of a key.
-    is_one_model = len({said.keys for said in sayings if said.keys is not None}) == 1
+    is_one_model = len({some.keys for some in shared if some.keys is not None}) == 1
     return [
         RankFinding(
-            code,
+            one.code,
             min(levels, key=LEVELS.__getitem__),
             ranks.compact(members),
-            text,
+            one.text,
             _other_model(members, everyone - members)
-            if code == "shape_mismatch" and members != everyone and is_one_model
-            else step,
+            if one.code == "shape_mismatch" and members != everyone and is_one_model
+            else one.next,
+            one.facts,
         )
-        for (code, _), (levels, members, text, step) in rows.items()
+        for one, levels, members in rows.values()
     ]
 
 
-def _facts(sayings: list[_Said]) -> frozenset[tuple[str, str]]:
+def _general(shared: list[_SharedFindings]) -> frozenset[tuple[str, FindingFacts]]:
     """
     What ranks say that do not name themselves in it: another that says the same of itself says no more.
     """
-    texts = ((one, finding_key(one, NO_RANK), said.rank) for said in sayings for one in said.findings)
-    return frozenset((one.code, text) for one, text, rank in texts if text == finding_key(one, rank))
+    keys = ((one, finding_key(one, NO_RANK), some.rank) for some in shared for one in some.findings)
+    return frozenset((one.code, key) for one, key, rank in keys if key == finding_key(one, rank))
 
 
 def _other_model(members: set[int], others: set[int]) -> str:
@@ -124,7 +130,7 @@ def _named(members: Collection[int]) -> str:
     return f"rank{'s'[: len(members) > 1]} {ranks.compact(members)}"
 
 
-def divergence(state: LoadState, groups: list[RanksReport]) -> list[RankFinding]:
+def divergence(state: LoadState, groups: list[SharedReport]) -> list[RankFinding]:
     """
     What ranks do differently: paths, steps, sets of keys.
     """
@@ -152,10 +158,10 @@ def _differ(code: str, what: str, rows: dict[str, list[int]], step: str | None) 
     some = [f"{value} ({_named(row)})" for value, row in list(rows.items())[:4]]
     more = f" and {len(rows) - 4} others" if len(rows) > 4 else ""  # noqa: PLR2004
     everyone = ranks.compact(rank for row in rows.values() for rank in row)
-    return RankFinding(code, "warning", everyone, f"{what}: {', '.join(some)}{more}", step)
+    return RankFinding(code, "warning", everyone, f"{what}: {', '.join(some)}{more}", step, names_ranks=True)
 
 
-def _key_sets(groups: list[RanksReport]) -> list[RankFinding]:
+def _key_sets(groups: list[SharedReport]) -> list[RankFinding]:
     digests: dict[str, set[int]] = defaultdict(set)
     sizes: dict[str, int] = {}
     planned = all("/" in one.report.key_digest for one in groups if one.report.key_digest is not None)
@@ -173,15 +179,11 @@ def _key_sets(groups: list[RanksReport]) -> list[RankFinding]:
     some = [_asks(members, sizes.get(digest)) for digest, members in rows[:4]]
     more = f" and {len(rows) - 4} other sets" if len(rows) > 4 else ""  # noqa: PLR2004
     text = f"ranks ask for different keys, as pipeline stages do: {', '.join(some)}{more}"
-    return [RankFinding("key_sets_differ", "info", minority, text)]
+    return [RankFinding("key_sets_differ", "info", minority, text, names_ranks=True)]
 
 
 def _asks(members: set[int], keys: int | None) -> str:
     return f"{_named(members)} for {keys:,}" if keys is not None else _named(members)
-
-
-_TOLD: Final = frozenset({"peer_failed", "storage_error"})
-"""Findings that say whose error it was, or what the exception says as well, but not why."""
 
 
 def _unexplained(state: LoadState, found: list[RankFinding]) -> list[RankFinding]:
@@ -190,23 +192,26 @@ def _unexplained(state: LoadState, found: list[RankFinding]) -> list[RankFinding
 
     Errors that only echo another's end count where nothing else explains the failure.
     """
-    explained = set[int]()
+    explained, vague = set[int](), codes.having(lambda code: not code.tells_why)
     for one in found:
-        if one.level == "error" and one.code not in _TOLD:
+        if one.level == "error" and one.code not in vague:
             explained |= _members(one)
     explained |= {rank for rank, failure in state.failures.items() if is_refusal(failure.error)}
     own = {rank: failure for rank, failure in state.failures.items() if failure.own and rank not in explained}
     if not own and not any(one.level == "error" for one in found):
         own = {rank: failure for rank, failure in state.failures.items() if not is_refusal(failure.error)}
     rows: dict[tuple[str, str, str | None], list[int]] = defaultdict(list)
-    texts: dict[tuple[str, str, str | None], str] = {}
-    said = ((rank, failure.error, anonymous(failure.error.message, NO_RANK)) for rank, failure in own.items())
-    facts = {(error.type, text, error.phase) for rank, error, text in said if text == anonymous(error.message, rank)}
+    texts = ((rank, failure.error, anonymous(failure.error.message, NO_RANK)) for rank, failure in own.items())
+    general = {(error.type, text, error.phase) for rank, error, text in texts if text == anonymous(error.message, rank)}
     for rank, failure in own.items():
         error = failure.error
         key = error.type, anonymous(error.message, NO_RANK), error.phase
-        if key not in facts:
+        if key not in general:
             key = error.type, anonymous(error.message, rank), error.phase
         rows[key].append(rank)
-        texts.setdefault(key, f"{error.type}: {error.message}".rstrip(": "))
-    return [RankFinding("rank_raised", "error", ranks.compact(row), texts[key]) for key, row in rows.items()]
+    return [_raised(row, own[row[0]].error) for row in rows.values()]
+
+
+def _raised(row: list[int], error: LoadError) -> RankFinding:
+    one = codes.finding("rank_raised", "error", type=error.type, message=error.message)
+    return RankFinding(one.code, one.level, ranks.compact(row), one.text.rstrip(": "), facts=one.facts)

@@ -12,9 +12,9 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from ckpt_sentry.collector.summary import SEVERITY
-from ckpt_sentry.core import ranks
+from ckpt_sentry.core import codes, ranks
 from ckpt_sentry.core.peers import is_loss
-from ckpt_sentry.core.report import Finding, Framework, Identity, LoadError, LoadReport
+from ckpt_sentry.core.report import Finding, FindingFacts, Framework, Identity, LoadError, LoadReport
 from ckpt_sentry.dataclasses_ import dataclass, field, replace
 from ckpt_sentry.transport.events import LoadFailing, LoadFinished, LoadStalled, LoadStarted, PhaseEntered
 
@@ -32,7 +32,6 @@ NO_RANK: Final = -1
 """The rank whose number no text holds: what is said with its number names nobody."""
 
 _NOBODY: Final = Identity(run_id="")
-_TOLD_CHARS: Final = 40
 _RANK: Final = re.compile(r"\brank[ :=]?(\d+)\b", re.IGNORECASE)
 _ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]+|\[[0-9a-fA-F:]{2,45}\]|\b\d{1,3}(?:\.\d{1,3}){3}|:\d{2,5}\b")
 
@@ -46,18 +45,19 @@ def anonymous(text: str, rank: int) -> str:
     return _RANK.sub(lambda match: "rank @" if match[1] == own else match[0], text)
 
 
-def finding_key(found: Finding, rank: int) -> str:
+def finding_key(found: Finding, rank: int) -> FindingFacts:
     """
-    What the texts of a finding on several ranks must agree in to be one finding.
+    What a finding on several ranks must agree in to be one finding: its facts; its text where it has none.
 
-    A rank that names itself agrees with the others that do; see `joined` for those that name it as well.
-    Of `peer_failed` only the beginning counts: what follows is how a network library words it that a peer has gone.
+    In what quotes others, an exception's message or a text without facts, a rank that names itself agrees with the
+    others that do; see `merged_reports` for those that name it as well.
     """
-    text = anonymous(found.text, rank)
-    return text[:_TOLD_CHARS] if found.code == "peer_failed" else text
+    if not found.facts:
+        return (("text", anonymous(found.text, rank)),)
+    return tuple((name, anonymous(value, rank) if name == codes.QUOTED else value) for name, value in found.facts)
 
 
-def same_saying(report: LoadReport, rank: int) -> LoadReport:
+def in_common(report: LoadReport, rank: int) -> LoadReport:
     """
     The report of a rank without who, when and how long: equal for two ranks exactly when they say the same.
     """
@@ -72,7 +72,7 @@ def same_saying(report: LoadReport, rank: int) -> LoadReport:
         bytes_read=0,
         phases=(),
         error=error,
-        findings=tuple(replace(found, text=finding_key(found, rank)) for found in report.findings),
+        findings=tuple(replace(found, text="", facts=finding_key(found, rank)) for found in report.findings),
     )
 
 
@@ -104,7 +104,7 @@ class Stall:
 
 
 @dataclass(slots=True)
-class RanksReport:
+class SharedReport:
     """
     A distinct report and the ranks that gave it.
     """
@@ -113,22 +113,22 @@ class RanksReport:
     ranks: set[int] = field(default_factory=set)
 
 
-def joined(sayings: Mapping[LoadReport, RanksReport]) -> list[RanksReport]:
+def merged_reports(shared: Mapping[LoadReport, SharedReport]) -> list[SharedReport]:
     """
-    The sayings that ranks stand behind, by what `same_saying` makes of them, sorted by their lowest ranks.
+    The reports that ranks stand behind, by what `in_common` makes of them, sorted by their lowest ranks.
 
     "Written by rank 1" is a fact where others say it of rank 1, so rank 1 is one of them, though it names itself.
     """
-    found: dict[LoadReport, RanksReport] = {}
-    for key, one in sayings.items():
+    found: dict[LoadReport, SharedReport] = {}
+    for key, one in shared.items():
         if not one.ranks:
             continue
-        fact = same_saying(one.report, NO_RANK) if len(one.ranks) == 1 else key
-        if fact not in sayings or not sayings[fact].ranks:
+        fact = in_common(one.report, NO_RANK) if len(one.ranks) == 1 else key
+        if fact not in shared or not shared[fact].ranks:
             fact = key
         known = found.get(fact)
         lowest = one if known is None or min(one.ranks) < min(known.ranks) else known
-        found[fact] = RanksReport(lowest.report, one.ranks | (known.ranks if known else set()))
+        found[fact] = SharedReport(lowest.report, one.ranks | (known.ranks if known else set()))
     return sorted(found.values(), key=lambda one: min(one.ranks))
 
 
@@ -145,10 +145,10 @@ class LoadState:
     stalls: dict[int, Stall] = field(default_factory=dict)
     early: dict[int, tuple[Finding, ...]] = field(default_factory=dict)
     """What ranks have found before the end, for those that will not come to it."""
-    finished: dict[int, RanksReport] = field(default_factory=dict)
+    finished: dict[int, SharedReport] = field(default_factory=dict)
     times: dict[int, tuple[float, float, int]] = field(default_factory=dict)
     phase_seconds: dict[str, dict[int, float]] = field(default_factory=dict)
-    sayings: dict[LoadReport, RanksReport] = field(default_factory=dict)
+    reports: dict[LoadReport, SharedReport] = field(default_factory=dict)
     nodes: dict[int, str] = field(default_factory=dict)
     _reach: set[int] = field(default_factory=set)
     _heard: dict[str, list[int]] = field(default_factory=dict)
@@ -160,7 +160,7 @@ class LoadState:
     left_out: int = 0
     aside: str = ""
     """What its run's name has been given since, where another run has that name now."""
-    _shared: dict[str, str] = field(default_factory=dict)
+    _texts: dict[str, str] = field(default_factory=dict)
     _phase_at: dict[int, float] = field(default_factory=dict)
     _members: set[int] = field(default_factory=set)
 
@@ -275,7 +275,7 @@ class LoadState:
             return
         if known is not None:
             known.ranks.discard(rank)
-        self.finished[rank] = self._ranks_report(report, rank)
+        self.finished[rank] = self._shared_report(report, rank)
         self.head = report if not isinstance(self.head, LoadReport) else self.head
         self.first_at = min(self.first_at, report.started_at)
         self.times[rank] = (report.started_at, report.ended_at, report.bytes_read)
@@ -292,30 +292,30 @@ class LoadState:
     def _rank_of(self, report: LoadReport, rank: int) -> tuple[int, float]:
         return SEVERITY[report.verdict], self.times[rank][1]
 
-    def _ranks_report(self, report: LoadReport, rank: int) -> RanksReport:
-        key = same_saying(report, rank)
-        saying = self.sayings.get(key)
-        if saying is None and len(self.sayings) >= MAX_GROUPS:
+    def _shared_report(self, report: LoadReport, rank: int) -> SharedReport:
+        key = in_common(report, rank)
+        one = self.reports.get(key)
+        if one is None and len(self.reports) >= MAX_GROUPS:
             self.left_out += 1
             report = _short(report)
-            key = same_saying(report, rank)
-            saying = self.sayings.get(key)
-        if saying is None:
-            saying = self.sayings[key] = RanksReport(report)
-        saying.ranks.add(rank)
-        if rank <= saying.report.identity.rank:
-            saying.report = report
-        return saying
+            key = in_common(report, rank)
+            one = self.reports.get(key)
+        if one is None:
+            one = self.reports[key] = SharedReport(report)
+        one.ranks.add(rank)
+        if rank <= one.report.identity.rank:
+            one.report = report
+        return one
 
     def _share(self, text: str, limit: int = 4096) -> str:
         """
         One object for equal texts; beyond `limit` distinct ones the text is kept short instead.
         """
-        shared = self._shared.get(text)
+        shared = self._texts.get(text)
         if shared is None:
-            if len(self._shared) >= limit:
+            if len(self._texts) >= limit:
                 text = text[:200]
-            shared = self._shared.setdefault(text, text)
+            shared = self._texts.setdefault(text, text)
         return shared
 
 

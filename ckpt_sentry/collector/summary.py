@@ -11,6 +11,7 @@ from typing import Final, Literal
 from ckpt_sentry.core.report import (
     NO_KEYS,
     Coverage,
+    FindingFacts,
     Framework,
     KeyList,
     Level,
@@ -89,6 +90,8 @@ class JobError:
 class RankFinding:
     """
     A finding and the ranks that have it. A text of several lines carries a stack from its second line on.
+
+    `names_ranks` tells that the text itself says of which ranks it is.
     """
 
     code: str
@@ -96,6 +99,8 @@ class RankFinding:
     ranks: str
     text: str
     next: str | None = None
+    facts: FindingFacts = ()
+    names_ranks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

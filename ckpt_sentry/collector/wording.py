@@ -17,20 +17,64 @@ from ckpt_sentry.transport.events import RankEnded
 CODES: Final = {"killed": "rank_killed", "raised": "rank_raised"}
 """The finding's code by the way in which a rank ended."""
 
-_SIGKILL: Final = "SIGKILL without an operator is mostly the out-of-memory killer: see `dmesg -T` on its node."
-MORE_TIME: Final = "Find out why it took so long, or give the process group more time: init_process_group(timeout=…)."
-"""What to do about a rank for which the others did not wait any longer."""
-_SEE_OUTPUT: Final = "See that rank's own output for why it left."
 
-
-class RanksEnded(NamedTuple):
+class OneOrSeveral(NamedTuple):
     """
-    What is said of one rank: the code, the words behind its name, and the next step if there is any.
+    The same words of one rank, and of several.
+    """
+
+    one: str
+    several: str
+
+
+WAS: Final = OneOrSeveral("was", "were")
+WAITS: Final = OneOrSeveral("waits", "wait")
+HAS: Final = OneOrSeveral("has", "have")
+
+_SIGKILL: Final = OneOrSeveral(
+    "SIGKILL without an operator is mostly the out-of-memory killer: see `dmesg -T` on its node.",
+    "SIGKILL without an operator is mostly the out-of-memory killer: see `dmesg -T` on their nodes.",
+)
+MORE_TIME: Final = OneOrSeveral(
+    "Find out why it took so long, or give the process group more time: init_process_group(timeout=…).",
+    "Find out why they took so long, or give the process group more time: init_process_group(timeout=…).",
+)
+"""What to do about ranks for which the others did not wait any longer."""
+ABSENCE: Final = OneOrSeveral(
+    "Find out what it does instead of loading: every rank must make this call.",
+    "Find out what they do instead of loading: every rank must make this call.",
+)
+_SEE_OUTPUT: Final = OneOrSeveral(
+    "See that rank's own output for why it left.", "See their own output for why they left."
+)
+
+
+class RankStatement(NamedTuple):
+    """
+    What is said of one rank: the code, the words behind its name, the next step and its stack if there are any.
+
+    `verb` is the first of these words where it is another for several ranks.
     """
 
     code: str
     text: str
-    next: str | None = None
+    step: OneOrSeveral | None = None
+    verb: OneOrSeveral | None = None
+    stack: str = ""
+
+    def finding(self, members: list[int], level: Level) -> RankFinding:
+        """
+        The finding for ranks of which all of this is said.
+        """
+        names, is_one = ranks.compact(members), len(members) == 1
+        words = ["rank" if is_one else "ranks", names]
+        if self.verb is not None:
+            words.append(self.verb.one if is_one else self.verb.several)
+        text = " ".join([*words, self.text])
+        if self.stack:
+            text += f"; {'its stack' if is_one else 'the stack of each'}:\n{self.stack}"
+        step = None if self.step is None else self.step.one if is_one else self.step.several
+        return RankFinding(self.code, level, names, text, step, names_ranks=True)
 
 
 def how(event: RankEnded) -> str:
@@ -53,16 +97,27 @@ def was(event: RankEnded) -> str:
     return f"was {how(event)}" if event.how == "killed" else how(event)
 
 
-def look_at(event: RankEnded) -> str | None:
+def ended(event: RankEnded, when: str) -> RankStatement:
+    """
+    The statement that a rank ended, `when` that was; without a next step.
+    """
+    code = CODES.get(event.how, "rank_exited")
+    return RankStatement(code, f"{how(event)} {when}", verb=WAS if event.how == "killed" else None)
+
+
+def look_at(event: RankEnded) -> OneOrSeveral | None:
     """
     The next step where a rank ended by an exception of its own, which has been said: where it was raised.
     """
     if event.error is None:
         return None
-    return f"Look at {event.error.where}, where it was raised." if event.error.where else _SEE_OUTPUT
+    if not event.error.where:
+        return _SEE_OUTPUT
+    step = f"Look at {event.error.where}, where it was raised."
+    return OneOrSeveral(step, step)
 
 
-def step_after(event: RankEnded | None) -> str | None:
+def step_after(event: RankEnded | None) -> OneOrSeveral | None:
     """
     What to do about a rank that ended so; None: without a word.
     """
@@ -83,22 +138,15 @@ def ended_error(event: RankEnded, phase: str | None) -> LoadError:
     return LoadError(kind, how(event), phase)
 
 
-def waits(stall: Stall, phase: str | None) -> RanksEnded:
+def waits(stall: Stall, phase: str | None) -> RankStatement:
     """
     That a rank waits in a phase, with its stack.
     """
     seconds = max(0.0, stall.at - stall.since)
     # Whole seconds, and coarse ones for long waits: ranks that wait for the same thing should fall together.
     shown = round(seconds, -1) if seconds >= 100 else round(seconds)  # noqa: PLR2004
-    return RanksEnded("rank_stalled", f"waits {doing(phase)} for {shown:.0f} s{stack_below(stall)}")
-
-
-def stack_below(stall: Stall | None) -> str:
-    """
-    The stack of a rank, to be put behind what is said of it; "" where it has none.
-    """
-    stack = "" if stall is None else stall.stack.rstrip()
-    return f"; its stack:\n{stack}" if stack else ""
+    text = f"{doing(phase)} for {shown:.0f} s"
+    return RankStatement("rank_stalled", text, verb=WAITS, stack=stall.stack.rstrip())
 
 
 def stalled_before(stalls: Mapping[int, Stall], state: LoadState) -> RankFinding:
@@ -122,32 +170,11 @@ def stalled_before(stalls: Mapping[int, Stall], state: LoadState) -> RankFinding
     return RankFinding("rank_stalled", "info", ranks.compact(stalls), text)
 
 
-def by_ranks(members: Iterable[int], say: Callable[[int], RanksEnded], level: Level) -> list[RankFinding]:
+def by_ranks(members: Iterable[int], statement: Callable[[int], RankStatement], level: Level) -> list[RankFinding]:
     """
-    Findings for ranks, one for all that say the same; the text names the ranks.
+    Findings for ranks, one for all of which the same is said; the text names the ranks.
     """
-    groups: dict[RanksEnded, list[int]] = defaultdict(list)
+    groups: dict[RankStatement, list[int]] = defaultdict(list)
     for rank in members:
-        groups[say(rank)].append(rank)
-    found = []
-    for told, some in groups.items():
-        names = ranks.compact(some)
-        said = f"rank {names} {told.text}" if len(some) == 1 else f"ranks {names} {_plural(told.text)}"
-        step = None if told.next is None else told.next if len(some) == 1 else _steps_of_several(told.next)
-        found.append(RankFinding(told.code, level, names, said, step))
-    return found
-
-
-def _plural(text: str) -> str:
-    verb, _, rest = text.partition(" ")
-    verb = {"was": "were", "waits": "wait", "has": "have"}.get(verb, verb)
-    return f"{verb} {rest}".replace("; its stack:\n", "; the stack of each:\n")
-
-
-def _steps_of_several(step: str) -> str:
-    return (
-        step.replace("what it does", "what they do")
-        .replace("why it took", "why they took")
-        .replace("that rank's own output for why it left", "their own output for why they left")
-        .replace("on its node", "on their nodes")
-    )
+        groups[statement(rank)].append(rank)
+    return [same.finding(some, level) for same, some in groups.items()]

@@ -2,32 +2,179 @@
 The catalogue of findings: every code once, with what it means, where it stands among others and what it explains.
 
 A code is a promise to other programs (`report --json`): codes are added, none is renamed. The order of the catalogue is
-the order in which findings of one level are said: causes before their effects. `docs/findings.md` is made of it
-(`as_markdown`).
+the order in which findings of one level are said: causes before their effects. What one code is to another stands here
+and nowhere else. `docs/findings.md` is made of it (`as_markdown`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Final, Literal, NamedTuple
 
+from ckpt_sentry.core.report import Finding, FindingFacts, Level, Verdict
+from ckpt_sentry.core.words import keys, verb
+
 Group = Literal["ranks", "files", "keys", "values", "device map", "training state", "the agent"]
+
+
+QUOTED: Final = "message"
+"""The fact that is in the words of others: an address or a rank in it may be the process's own."""
+
+
+class Sentence(NamedTuple):
+    """
+    What a finding says: all of it, the same among others on one line, and above rows that list its keys.
+    """
+
+    text: str
+    brief: str
+    headline: str
 
 
 class Code(NamedTuple):
     """
     One kind of finding.
 
-    `meaning` is a paragraph for whoever has met it: what was seen, what it leads to, what to do. `explains` are the
-    codes that are not worth a line of their own where this one is said.
+    Args:
+        meaning: a paragraph for whoever has met it: what was seen, what it leads to, what to do.
+        explains: the codes that are not worth a line of their own where this one stands for all of them.
+        always_explains: those of them that say nothing more even where this one stands for a part.
+        because_of: the codes that say why this one is said: with it, they lead a report as what explains others does.
+        verdict: what a load comes to of which this is said, and not as information.
+        sentence: the words, made of the finding's facts; None where they are made where it is found.
+        tells_why: False for what says whose error it was, or what the exception says as well.
+        ends_load: whether the loader raises for it, whatever may be missing.
+        finds_missing: whether it says how the missing keys come in: they are not to be allowed then.
+        uncounted: whether it is of a part of a training's state, for which no count of keys stands.
+        of_optimizer: whether it explains the keys of an optimizer's state alone.
     """
 
     name: str
     group: Group
     meaning: str
     explains: frozenset[str] = frozenset()
+    always_explains: frozenset[str] = frozenset()
+    because_of: frozenset[str] = frozenset()
+    verdict: Verdict | None = None
+    sentence: Callable[[Mapping[str, str]], Sentence] | None = None
+    tells_why: bool = True
+    ends_load: bool = False
+    finds_missing: bool = False
+    uncounted: bool = False
+    of_optimizer: bool = False
 
 
-_MISSING: Final = frozenset({"missing_keys", "no_overlap", "block_lost", "kind_lost"})
+ABSENCES: Final = frozenset({"missing_keys", "block_lost", "kind_lost"})
+"""The codes that say which keys are missing."""
+_MISSING: Final = ABSENCES | {"no_overlap"}
+_LITTLE: Final = frozenset({"no_overlap", "low_coverage"})
+_ALL: Final = _MISSING | _LITTLE | {"unexpected_keys"}
+
+
+def finding(code: str, level: Level, step: str | None = None, /, **facts: str | int) -> Finding:
+    """
+    A finding in the words of the catalogue. Raises KeyError where facts are lacking that they are made of.
+    """
+    say = BY_NAME[code].sentence
+    told = {name: str(value) for name, value in facts.items()}
+    return Finding(code, level, "" if say is None else say(told).text, step, tuple(told.items()))
+
+
+def sentence(code: str, text: str, facts: FindingFacts) -> Sentence:
+    """
+    The words of a finding that was read, in all three lengths; its text where its facts are not those known here.
+    """
+    known = BY_NAME.get(code)
+    if facts and known is not None and known.sentence is not None:
+        try:
+            return known.sentence(dict(facts))
+        except (KeyError, ValueError):  # those of another version
+            pass
+    return Sentence(text, text, text)
+
+
+def fact(facts: FindingFacts, name: str) -> str | None:
+    """
+    One of the facts of a finding.
+    """
+    return next((value for known, value in facts if known == name), None)
+
+
+def _missing_keys(facts: Mapping[str, str]) -> Sentence:
+    """
+    Of `count` keys, `listed`; how many of them, `allowed`, may be missing; `is_new`: a head that is to be trained.
+    """
+    count, allowed, listed = int(facts["count"]), int(facts.get("allowed", 0)), facts["listed"]
+    if "is_new" in facts:
+        head = "New in this model, and to be trained"
+        return Sentence(
+            f"{head}: {listed} ({keys(count)} {verb(count, 'is', 'are')} not the checkpoint's).",
+            f"{head}: {listed}",
+            head,
+        )
+    head = f"{keys(count)} missing from the checkpoint"
+    text = brief = f"{head}: {listed}"
+    if not allowed:
+        return Sentence(f"{text}.", brief, head)
+    if allowed < count:
+        return Sentence(f"{text}. {allowed:,} of them may be.", brief, f"{head}, {allowed:,} of which may be")
+    which = verb(count, "It", "All of them")
+    return Sentence(f"{text}. {which} may be.", brief, f"{head}, as {verb(count, 'it', 'they')} may be")
+
+
+def _listed(head: str, listed: str) -> Sentence:
+    return Sentence(f"{head}: {listed}.", f"{head}: {listed}", head)
+
+
+def _unexpected_keys(facts: Mapping[str, str]) -> Sentence:
+    count = int(facts["count"])
+    which = f"{keys(count)} of the checkpoint {verb(count, 'is', 'are')} not in the model, unexpected"
+    return _listed(which, facts["listed"])
+
+
+def _shape_mismatch(facts: Mapping[str, str]) -> Sentence:
+    """
+    Of `count` keys; `is_copied`: those that are read all the same.
+    """
+    count = int(facts["count"])
+    if "is_copied" in facts:
+        what = f"{keys(count)} {verb(count, 'was', 'were')} copied as far as the shapes allow"
+    else:
+        what = f"{keys(count)} {verb(count, 'has another shape', 'have other shapes')} in the checkpoint"
+    return _listed(what, facts["listed"])
+
+
+def _dtype_cast(facts: Mapping[str, str]) -> Sentence:
+    count = int(facts["count"])
+    what = f"{keys(count)} {verb(count, 'is', 'are')} cast from {facts['saved']} to {facts['wanted']}"
+    return _listed(what, facts["listed"])
+
+
+def _renamed_keys(facts: Mapping[str, str]) -> Sentence:
+    """
+    By a `rule`, which leads for `count` keys `before` to `after`, to a `coverage`; `in_doubt`: others fit as well.
+    """
+    unsure = " Other rules fit as well: check this one against the code that saved it." if "in_doubt" in facts else ""
+    text = (
+        f"The checkpoint has {keys(int(facts['count']))} of this model under other names: {facts['rule']} "
+        f"({facts['before']} → {facts['after']}), then {facts['coverage']} would load.{unsure}"
+    )
+    return Sentence(text, text, text)
+
+
+def _rank_raised(facts: Mapping[str, str]) -> Sentence:
+    text = f"{facts['type']}: {facts['message']}" if facts["message"] else facts["type"]
+    return Sentence(text, text, text)
+
+
+def _peer_failed(facts: Mapping[str, str]) -> Sentence:
+    """
+    `ranks` raised, and said so themselves.
+    """
+    who = f"rank {facts['ranks']}" if facts["ranks"].isdigit() else f"ranks {facts['ranks']}"
+    text = f"{who} failed; this rank had no error of its own"
+    return Sentence(text, text, text)
+
 
 CATALOGUE: Final[tuple[Code, ...]] = (
     # How a rank ended comes first: it explains what every other rank then saw.
@@ -37,6 +184,7 @@ CATALOGUE: Final[tuple[Code, ...]] = (
         "A rank was ended by a signal that its launcher did not send: SIGKILL is most often the kernel's, for want of "
         "memory (see dmesg), or a scheduler's; SIGSEGV and SIGABRT come from native code. The phase says how far it "
         "had come; the other ranks then wait for it, and fail by that.",
+        verdict="failed",
     ),
     Code(
         "rank_absent",
@@ -44,12 +192,14 @@ CATALOGUE: Final[tuple[Code, ...]] = (
         "A rank never began a load that the others have begun. Either it ended before, or it is elsewhere in the "
         "program: the stall report shows its stack. Ranks that take different branches before a load are the usual "
         "cause.",
+        verdict="stalled",
     ),
     Code(
         "rank_exited",
         "ranks",
         "A rank ended by itself amid a load, or before one that the others have begun, with the exit code that is "
         "given: look for sys.exit and os._exit in the program, and for its last output.",
+        verdict="failed",
     ),
     Code(
         "rank_stalled",
@@ -57,6 +207,7 @@ CATALOGUE: Final[tuple[Code, ...]] = (
         "A load has lasted longer than CKPT_SENTRY_STALL_AFTER. The finding says in which phase the rank is and shows "
         "the Python stack of its thread; ranks that share a stack are one finding. A rank in native code that holds "
         "the interpreter lock cannot answer.",
+        verdict="stalled",
     ),
     # What lies at the path.
     Code(
@@ -98,6 +249,7 @@ CATALOGUE: Final[tuple[Code, ...]] = (
         "files",
         "The storage itself gave an error (EIO, a stale handle, a connection that broke): not the checkpoint, but the "
         "mount, the network or the disk of that node.",
+        tells_why=False,
     ),
     Code(
         "shard_missing",
@@ -153,7 +305,7 @@ CATALOGUE: Final[tuple[Code, ...]] = (
         "files",
         "The state dict lies one or more levels down in what was saved, under a key such as `state_dict` or `model`. "
         "Pass that part on.",
-        frozenset({"missing_keys", "no_overlap", "unexpected_keys"}),
+        _ALL,
     ),
     Code("file_unreadable", "files", "The file could not be opened or read; the reason is the operating system's."),
     Code("several_indexes", "files", "The folder has more than one index: pass the path of the one you want."),
@@ -180,7 +332,10 @@ CATALOGUE: Final[tuple[Code, ...]] = (
         frozenset({"block_lost", "kind_lost"}),
     ),
     Code(
-        "stale_offload_folder", "files", "The offload folder holds the weights of another checkpoint, which were used."
+        "stale_offload_folder",
+        "files",
+        "The offload folder holds the weights of another checkpoint, which were used.",
+        verdict="wrong_values",
     ),
     # What explains missing keys comes before them.
     Code(
@@ -189,7 +344,9 @@ CATALOGUE: Final[tuple[Code, ...]] = (
         "The checkpoint has the keys under other names, and one rule (a prefix, a suffix, a piece) leads from its "
         "names to the model's, with all shapes in agreement. The coverage that it would give is named. "
         "`ckpt_sentry.unify_keys` applies it, or CKPT_SENTRY_ALIGN=auto where the loader can be helped.",
-        _MISSING,
+        _ALL,
+        always_explains=_LITTLE,
+        sentence=_renamed_keys,
     ),
     Code(
         "published_layout",
@@ -198,6 +355,7 @@ CATALOGUE: Final[tuple[Code, ...]] = (
         "`from_pretrained` converts it on the way in; `load_state_dict`, accelerate's loaders and the Trainer's resume "
         "do not. A model that `from_pretrained` has built keeps these values when a Trainer resumes.",
         frozenset({"no_overlap", "block_lost", "kind_lost"}),
+        finds_missing=True,
     ),
     Code(
         "tied_keys_missing",
@@ -205,6 +363,7 @@ CATALOGUE: Final[tuple[Code, ...]] = (
         "A missing key shares its tensor with one that the checkpoint has under its name, or is tied to it by the "
         "model's configuration and not tied yet: `model.tie_weights()`.",
         frozenset({"low_coverage"}),
+        finds_missing=True,
     ),
     Code(
         "flat_optimizer",
@@ -212,6 +371,7 @@ CATALOGUE: Final[tuple[Code, ...]] = (
         "The optimizer's state was saved in one form (nested or flat, StateDictOptions' flatten_optimizer_state_dict) "
         "and is asked for in the other.",
         _MISSING,
+        of_optimizer=True,
     ),
     Code(
         "optimizer_names_differ",
@@ -219,6 +379,7 @@ CATALOGUE: Final[tuple[Code, ...]] = (
         "The optimizer's state was saved by the names of parameters and is asked for by their numbers, or the other "
         "way round: `optimizer.state_dict()` numbers them, `get_optimizer_state_dict` names them.",
         _MISSING,
+        of_optimizer=True,
     ),
     Code(
         "optimizer_class_changed",
@@ -226,6 +387,7 @@ CATALOGUE: Final[tuple[Code, ...]] = (
         "The state in the checkpoint is another optimizer's: its buffers have other names. Load with the class that "
         "saved, or start the optimizer anew.",
         _MISSING,
+        of_optimizer=True,
     ),
     Code(
         "load_hooks_skipped",
@@ -233,6 +395,7 @@ CATALOGUE: Final[tuple[Code, ...]] = (
         "The model renames keys in load pre-hooks or in _load_from_state_dict. accelerate calls these with "
         "device_map=None alone: with a map it sets each tensor by itself.",
         frozenset({"no_overlap"}),
+        finds_missing=True,
     ),
     Code(
         "no_overlap",
@@ -254,11 +417,13 @@ CATALOGUE: Final[tuple[Code, ...]] = (
         "values",
         "The keys match, and the model's values are not the checkpoint's after the load: sampled elements were "
         "compared. Something wrote over them, or never wrote them.",
+        verdict="wrong_values",
     ),
     Code(
         "tied_weights_lost",
         "values",
         "Two names share one tensor; the load broke the tie and made it anew from the name that held the old values.",
+        verdict="wrong_values",
     ),
     Code(
         "quantized_state_dropped",
@@ -267,37 +432,60 @@ CATALOGUE: Final[tuple[Code, ...]] = (
         "loader took the numbers for values and left the rest out: each value is wrong by a factor. Dequantize before "
         "the load, or use the library that quantized.",
         frozenset({"dtype_cast"}),
+        verdict="wrong_values",
     ),
     Code("tied_values_differ", "values", "Tied names have different values in the checkpoint: only one can be loaded."),
-    Code("non_finite_values", "values", "NaN was found in floating-point tensors that the load has just brought in."),
+    Code(
+        "non_finite_values",
+        "values",
+        "NaN was found in floating-point tensors that the load has just brought in.",
+        verdict="wrong_values",
+    ),
     Code(
         "meta_left", "values", "Tensors of the model are on the meta device after the load: they hold no data at all."
     ),
     Code(
-        "paths_differ", "ranks", "Ranks of one load read different paths: the model is put together from several saves."
+        "paths_differ",
+        "ranks",
+        "Ranks of one load read different paths: the model is put together from several saves.",
+        verdict="diverged",
     ),
     Code(
-        "steps_differ", "ranks", "Ranks of one load read different steps: the model is put together from several saves."
+        "steps_differ",
+        "ranks",
+        "Ranks of one load read different steps: the model is put together from several saves.",
+        verdict="diverged",
     ),
     Code(
         "shape_mismatch",
         "keys",
         "The key is on both sides with different shapes. Both are shown. The model was built with another "
         "configuration than the one that was saved, or on this rank alone.",
+        ends_load=True,
+        sentence=_shape_mismatch,
     ),
     Code(
-        "type_mismatch", "keys", "One side has a tensor where the other has an object: torch replaces what was there."
+        "type_mismatch",
+        "keys",
+        "One side has a tensor where the other has an object: torch replaces what was there.",
+        ends_load=True,
     ),
     Code(
         "missing_keys",
         "keys",
         "The model asks for keys that the checkpoint lacks. They keep the values that they had: of a fresh model, "
         "random ones. CKPT_SENTRY_ALLOW_MISSING names those that may stay so.",
+        sentence=_missing_keys,
     ),
     Code("block_lost", "keys", "All keys of a repeated block are missing, though its neighbours are there."),
     Code("kind_lost", "keys", "Keys of one kind (norms, biases, buffers) are missing in every layer."),
     Code("not_read", "keys", "The checkpoint has the keys, and the plan of this load does not read them."),
-    Code("not_asked_for", "keys", "The checkpoint holds more than was asked for, as any load of a part does."),
+    Code(
+        "not_asked_for",
+        "keys",
+        "The checkpoint holds more than was asked for, as any load of a part does.",
+        uncounted=True,
+    ),
     Code("model_coverage", "keys", "How much of one of several models came in."),
     Code(
         "partly_overwritten", "values", "The load failed after it had written a part: the model is neither old nor new."
@@ -319,34 +507,110 @@ CATALOGUE: Final[tuple[Code, ...]] = (
         "Parameters that never had a gradient have no optimizer state: none was saved for them, and none is missing.",
     ),
     Code("nothing_prepared", "training state", "There was nothing to load into: load_state was called before prepare."),
-    Code("model_missing", "training state", "The program has prepared more models than were saved."),
-    Code("model_extra", "training state", "More models were saved than the program has prepared."),
+    Code(
+        "model_missing",
+        "training state",
+        "The program has prepared more models than were saved.",
+        uncounted=True,
+    ),
+    Code(
+        "model_extra",
+        "training state",
+        "More models were saved than the program has prepared.",
+        uncounted=True,
+    ),
     Code(
         "optimizer_missing",
         "training state",
         "The optimizer, or a part of its state, was not loaded: its moments start anew. A state dict taken before the "
         "first step has none to be filled.",
+        uncounted=True,
     ),
-    Code("optimizer_extra", "training state", "More optimizers were saved than the program has prepared."),
-    Code("scheduler_missing", "training state", "The program has more schedulers than were saved: they start at 0."),
-    Code("scheduler_extra", "training state", "More schedulers were saved than the program has prepared."),
-    Code("loader_missing", "training state", "The data loader's position was not saved: data are seen again."),
-    Code("loader_extra", "training state", "More data loaders were saved than the program has prepared."),
-    Code("scaler_missing", "training state", "The gradient scaler was not saved: its scale starts anew."),
-    Code("scaler_extra", "training state", "A gradient scaler was saved, and the program has none."),
-    Code("custom_missing", "training state", "The program has registered more objects than were saved."),
-    Code("custom_extra", "training state", "More objects were saved than the program has registered."),
-    Code("rng_missing", "training state", "The random states were not loaded: the run is not repeatable from here."),
+    Code(
+        "optimizer_extra",
+        "training state",
+        "More optimizers were saved than the program has prepared.",
+        uncounted=True,
+    ),
+    Code(
+        "scheduler_missing",
+        "training state",
+        "The program has more schedulers than were saved: they start at 0.",
+        uncounted=True,
+    ),
+    Code(
+        "scheduler_extra",
+        "training state",
+        "More schedulers were saved than the program has prepared.",
+        uncounted=True,
+    ),
+    Code(
+        "loader_missing",
+        "training state",
+        "The data loader's position was not saved: data are seen again.",
+        uncounted=True,
+    ),
+    Code(
+        "loader_extra",
+        "training state",
+        "More data loaders were saved than the program has prepared.",
+        uncounted=True,
+    ),
+    Code(
+        "scaler_missing",
+        "training state",
+        "The gradient scaler was not saved: its scale starts anew.",
+        uncounted=True,
+    ),
+    Code(
+        "scaler_extra",
+        "training state",
+        "A gradient scaler was saved, and the program has none.",
+        uncounted=True,
+    ),
+    Code(
+        "custom_missing",
+        "training state",
+        "The program has registered more objects than were saved.",
+        uncounted=True,
+    ),
+    Code(
+        "custom_extra",
+        "training state",
+        "More objects were saved than the program has registered.",
+        uncounted=True,
+    ),
+    Code(
+        "rng_missing",
+        "training state",
+        "The random states were not loaded: the run is not repeatable from here.",
+        uncounted=True,
+    ),
     # What tells of effects rather than causes.
-    Code("low_coverage", "keys", "Less of the model would be loaded than CKPT_SENTRY_MIN_COVERAGE asks for."),
-    Code("dtype_cast", "keys", "The tensors are cast to the model's type, as torch does without a word."),
+    Code(
+        "low_coverage",
+        "keys",
+        "Less of the model would be loaded than CKPT_SENTRY_MIN_COVERAGE asks for.",
+        because_of=frozenset({"missing_keys"}),
+    ),
+    Code(
+        "dtype_cast",
+        "keys",
+        "The tensors are cast to the model's type, as torch does without a word.",
+        sentence=_dtype_cast,
+    ),
     Code(
         "quantized_state_unread",
         "keys",
         "The checkpoint has keys with names of scales and tables beside quantized weights, and the model asks for none "
         "of them. It may have them from elsewhere: this is information.",
     ),
-    Code("unexpected_keys", "keys", "The checkpoint has keys that the model does not ask for. They are left out."),
+    Code(
+        "unexpected_keys",
+        "keys",
+        "The checkpoint has keys that the model does not ask for. They are left out.",
+        sentence=_unexpected_keys,
+    ),
     Code(
         "not_compared",
         "the agent",
@@ -354,9 +618,21 @@ CATALOGUE: Final[tuple[Code, ...]] = (
         "blamed nor vouched for.",
     ),
     Code("shards_not_checked", "the agent", "Not all files were looked at, for their number."),
-    Code("rank_raised", "ranks", "The exception that a rank raised, where no other finding explains it."),
+    Code(
+        "rank_raised",
+        "ranks",
+        "The exception that a rank raised, where no other finding explains it.",
+        verdict="failed",
+        sentence=_rank_raised,
+    ),
     Code("key_sets_differ", "ranks", "Ranks ask for different keys, as the stages of a pipeline do."),
-    Code("peer_failed", "ranks", "This rank had no error of its own: it ended because another one did."),
+    Code(
+        "peer_failed",
+        "ranks",
+        "This rank had no error of its own: it ended because another one did.",
+        tells_why=False,
+        sentence=_peer_failed,
+    ),
     Code("left_out", "the agent", "What was not kept, for its number, so that the report stays bounded."),
 )
 
@@ -377,6 +653,22 @@ PLACE: Final = {code.name: place for place, code in enumerate(CATALOGUE)}
 
 LEADING: Final = frozenset(code.name for code in CATALOGUE if code.explains)
 """Those that say why keys are missing: they stand among the errors, as warnings too."""
+OTHER_NAMES: Final = frozenset(code.name for code in CATALOGUE if code.group == "keys" and code.explains >= _MISSING)
+"""Those that say that the missing keys are there, under other names."""
+
+
+def of_verdict(verdict: Verdict) -> frozenset[str]:
+    """
+    The codes that make a load come to a verdict.
+    """
+    return frozenset(code.name for code in CATALOGUE if code.verdict == verdict)
+
+
+def having(some: Callable[[Code], bool]) -> frozenset[str]:
+    """
+    The codes of which something holds.
+    """
+    return frozenset(code.name for code in CATALOGUE if some(code))
 
 
 def as_markdown() -> str:

@@ -94,7 +94,7 @@ def examine(  # noqa: PLR0913 - two sides, and what is known about the load
     supplied = _supplied(model, difference, fractions)
     part = FULL if len(supplied) == len(model.entries) and not fractions else coverage(model, supplied, allow_missing)
     allowed, counted = matcher(allow_missing), model.once(difference.missing)
-    facts = findings.Facts(
+    facts = findings.KeyFacts(
         model=model,
         checkpoint=checkpoint,
         coverage=part,
@@ -128,7 +128,7 @@ def examine(  # noqa: PLR0913 - two sides, and what is known about the load
     )
 
 
-def _quantized(facts: findings.Facts, difference: Diff, packed: Collection[str]) -> Iterator[Finding]:
+def _quantized(facts: findings.KeyFacts, difference: Diff, packed: Collection[str]) -> Iterator[Finding]:
     """
     Say which weights are loaded without the state that a quantizer keeps beside them.
     """

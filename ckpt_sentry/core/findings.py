@@ -5,7 +5,6 @@ The sentences about keys: what happened, where, what to do.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from math import floor
 from typing import Final
 
 from ckpt_sentry.core import codes, training
@@ -17,7 +16,10 @@ from ckpt_sentry.core.fold import Fold, folds
 from ckpt_sentry.core.inventory import Inventory
 from ckpt_sentry.core.rename import Inference
 from ckpt_sentry.core.report import Coverage, DtypeCast, Finding, Level, Shape, ShapeMismatch
+from ckpt_sentry.core.words import counted, keys, percent, verb
 from ckpt_sentry.dataclasses_ import dataclass, replace
+
+__all__ = ["anew", "collect", "counted", "keys", "listing", "percent", "ranked", "renaming", "verb"]
 
 RENAME: Final = "Rename its keys: model.load_state_dict(ckpt_sentry.unify_keys(state_dict, model))."
 RENAME_BY_HAND: Final = (
@@ -34,12 +36,15 @@ _GATHERED: Final = (
     "zero_to_fp32.py."
 )
 _ANEW: Final = "If the missing keys are to start anew"
+BY_RENAMING: Final = "rename"
+BY_ALLOWING: Final = "allow"
+"""What a finding's `remedy` may be: a loader has its own call for it."""
 SHOWN: Final = 3
 """Folds of keys in a sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class KeyFacts:
     """
     What the sentences are made of.
 
@@ -65,7 +70,7 @@ class Facts:
     minimum: float | None = None
 
 
-def collect(facts: Facts) -> Iterator[Finding]:
+def collect(facts: KeyFacts) -> Iterator[Finding]:
     """
     Say all that is to be said.
     """
@@ -85,7 +90,7 @@ def renaming(found: Iterable[Finding], step: str | None) -> tuple[Finding, ...]:
     The same findings, with the call by which this loader is made to rename (None: it has none); not where the rule is
     in doubt.
     """
-    return tuple(replace(one, next=step) if one.code == "renamed_keys" and one.next == RENAME else one for one in found)
+    return tuple(replace(one, next=step, remedy=None) if one.remedy == BY_RENAMING else one for one in found)
 
 
 def anew(found: Iterable[Finding], way: str | None) -> tuple[Finding, ...]:
@@ -102,33 +107,7 @@ def is_anew(found: Finding) -> bool:
     """
     Whether the next step is the way to leave missing keys as they are.
     """
-    return found.next is not None and found.next.startswith(_ANEW)
-
-
-def percent(part: float) -> str:
-    """
-    Write a part as a percentage, rounded down: 100 % is all and nothing less, and 0 % is nothing at all.
-    """
-    tenths = floor(part * 1000 + 1e-9)  # 0.57 * 1000 is 569.99…
-    if part < 1:
-        tenths = min(tenths, 999)
-    if part > 0 and tenths == 0:
-        return "<0.1 %"
-    return f"{tenths // 10} %" if tenths % 10 == 0 else f"{tenths / 10:.1f} %"
-
-
-def keys(count: int) -> str:
-    """
-    Count keys in words: "1 key", "2 keys".
-    """
-    return counted(count, "key")
-
-
-def counted(count: int, noun: str) -> str:
-    """
-    Count things in words: "1 tensor", "2 tensors".
-    """
-    return f"1 {noun}" if count == 1 else f"{count:,} {noun}s"
+    return found.next is not None and found.remedy == BY_ALLOWING
 
 
 def listing(folded: Sequence[Fold]) -> str:
@@ -143,20 +122,17 @@ def _count(folded: Iterable[Fold | ShapeMismatch | DtypeCast]) -> int:
     return sum(found.count for found in folded)
 
 
-def _renamed(facts: Facts) -> Iterator[Finding]:
+def _renamed(facts: KeyFacts) -> Iterator[Finding]:
     inference = facts.inference
     if inference is None or inference.rename.example is None:
         return
     rename = inference.rename
     before, after = map(shown, inference.rename.example)
-    unsure = " Other rules fit as well: check this one against the code that saved it." if inference.ambiguous else ""
-    yield Finding(
-        "renamed_keys",
-        "warning",
-        f"The checkpoint has {keys(rename.count)} of this model under other names: {rename.rule} "
-        f"({before} → {after}), then {percent(rename.coverage)} would load.{unsure}",
-        _way(inference),
-    )
+    said = {"rule": rename.rule, "before": before, "after": after, "coverage": percent(rename.coverage)}
+    if inference.ambiguous:
+        said["in_doubt"] = "yes"
+    one = codes.finding("renamed_keys", "warning", _way(inference), count=rename.count, **said)
+    yield one if inference.ambiguous else replace(one, remedy=BY_RENAMING)
 
 
 def _way(inference: Inference) -> str:
@@ -165,7 +141,7 @@ def _way(inference: Inference) -> str:
     return RENAME_BY_HAND if inference.kind == "prefix" else RENAME_ONE_BY_ONE
 
 
-def _no_overlap(facts: Facts) -> Iterator[Finding]:
+def _no_overlap(facts: KeyFacts) -> Iterator[Finding]:
     if not facts.model.entries or _overlaps(facts):
         return
     if not facts.checkpoint.entries:
@@ -180,11 +156,11 @@ def _no_overlap(facts: Facts) -> Iterator[Finding]:
     yield Finding("no_overlap", "error", text, following)
 
 
-def _overlaps(facts: Facts) -> bool:
+def _overlaps(facts: KeyFacts) -> bool:
     return any(key in facts.checkpoint.entries for key in facts.model.entries)
 
 
-def _is_gap(facts: Facts) -> bool:
+def _is_gap(facts: KeyFacts) -> bool:
     """
     Whether nothing but missing keys is in the way: to allow them is then a way out, not a guard disarmed.
     """
@@ -192,7 +168,7 @@ def _is_gap(facts: Facts) -> bool:
     return not (facts.is_explained or facts.inference or others) and _overlaps(facts)
 
 
-def _mismatched(facts: Facts) -> Iterator[Finding]:
+def _mismatched(facts: KeyFacts) -> Iterator[Finding]:
     found = facts.mismatched
     if not found:
         return
@@ -203,28 +179,19 @@ def _mismatched(facts: Facts) -> Iterator[Finding]:
     )
     if rest := _count(found[SHOWN:]):
         said += f" and {rest:,} more"
-    if facts.is_copied:
-        level: Level = "warning"
-        what = f"{keys(count)} {verb(count, 'was', 'were')} copied as far as the shapes allow"
-    else:
-        level = "error"
-        what = f"{keys(count)} {verb(count, 'has another shape', 'have other shapes')} in the checkpoint"
     is_empty = all(0 in one.checkpoint_shape and 0 not in one.model_shape for one in found)
-    yield Finding("shape_mismatch", level, f"{what}: {said}.", _GATHERED if is_empty else _CONFIGURATION)
-
-
-def verb(count: int, one: str, many: str) -> str:
-    """
-    The verb for one, or for so many.
-    """
-    return one if count == 1 else many
+    step = _GATHERED if is_empty else _CONFIGURATION
+    if facts.is_copied:
+        yield codes.finding("shape_mismatch", "warning", step, count=count, listed=said, is_copied="yes")
+    else:
+        yield codes.finding("shape_mismatch", "error", step, count=count, listed=said)
 
 
 def _shape(shape: Shape) -> str:
     return f"[{', '.join(map(str, shape))}]"
 
 
-def _retyped(facts: Facts) -> Iterator[Finding]:
+def _retyped(facts: KeyFacts) -> Iterator[Finding]:
     for wanted, saved, chosen in (
         ("a tensor", "another object", [pair.key for pair in facts.retyped if pair.model.shape is not None]),
         ("another object", "a tensor", [pair.key for pair in facts.retyped if pair.model.shape is None]),
@@ -239,44 +206,43 @@ def _retyped(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _missing(facts: Facts) -> Iterator[Finding]:
+def _missing(facts: KeyFacts) -> Iterator[Finding]:
     count = _count(facts.missing)
     if not count:
         return
-    text = f"{keys(count)} missing from the checkpoint: {listing(facts.missing)}."
-    if facts.allowed == count:
-        yield Finding("missing_keys", "info", f"{text} {verb(count, 'It', 'All of them')} may be.")
-        return
-    if facts.allowed:
-        text += f" {facts.allowed:,} of them may be."
-    if not _is_gap(facts):
-        yield Finding("missing_keys", "warning", text)
-        return
-    yield Finding("missing_keys", "warning", text, _depth(facts) or _allowance())
+    level: Level = "info" if facts.allowed == count else "warning"
+    one = codes.finding("missing_keys", level, count=count, listed=listing(facts.missing), allowed=facts.allowed)
+    if level == "info" or not _is_gap(facts):
+        yield one
+    elif (step := _depth(facts)) is not None:
+        yield replace(one, next=step)
+    else:
+        yield replace(one, next=_allowance(), remedy=BY_ALLOWING)
 
 
 def _allowance() -> str:
     return f"{_ANEW}, name them in CKPT_SENTRY_ALLOW_MISSING."
 
 
-def _training(facts: Facts) -> Iterator[Finding]:
+def _training(facts: KeyFacts) -> Iterator[Finding]:
     if facts.allowed < _count(facts.missing) and not (facts.inference or facts.mismatched or facts.retyped):
         yield from training.findings(facts.model.entries, facts.checkpoint.entries, facts.gone)
 
 
-def _depth(facts: Facts) -> str | None:
+def _depth(facts: KeyFacts) -> str | None:
     return shallower(facts.model.entries, facts.checkpoint.entries, facts.gone)
 
 
-def _lost(facts: Facts) -> Iterator[Finding]:
+def _lost(facts: KeyFacts) -> Iterator[Finding]:
     for loss in facts.losses:
         code = "block_lost" if loss.what == "block" else "kind_lost"
         # What missing_keys would say, where it says how deep to build the model instead.
-        following = _allowance() if code == "block_lost" and _is_gap(facts) and _depth(facts) else None
-        yield Finding(code, "warning", f"{loss.text[0].upper()}{loss.text[1:]}.", following)
+        one = Finding(code, "warning", f"{loss.text[0].upper()}{loss.text[1:]}.")
+        is_gap = code == "block_lost" and _is_gap(facts) and _depth(facts)
+        yield replace(one, next=_allowance(), remedy=BY_ALLOWING) if is_gap else one
 
 
-def _low_coverage(facts: Facts) -> Iterator[Finding]:
+def _low_coverage(facts: KeyFacts) -> Iterator[Finding]:
     minimum, part = facts.minimum, facts.coverage
     if minimum is None or part.judged >= minimum:
         return
@@ -298,24 +264,21 @@ def _lower(minimum: float) -> str:
     return " or lower CKPT_SENTRY_MIN_COVERAGE" if minimum < 1 else ""
 
 
-def _unexpected(facts: Facts) -> Iterator[Finding]:
+def _unexpected(facts: KeyFacts) -> Iterator[Finding]:
     if count := _count(facts.unexpected):
-        is_or_are = verb(count, "is", "are")
-        text = f"{keys(count)} of the checkpoint {is_or_are} not in the model, unexpected: {listing(facts.unexpected)}."
-        yield Finding("unexpected_keys", "info", text)
+        yield codes.finding("unexpected_keys", "info", count=count, listed=listing(facts.unexpected))
 
 
-def _casts(facts: Facts) -> Iterator[Finding]:
+def _casts(facts: KeyFacts) -> Iterator[Finding]:
     by_dtypes: dict[tuple[str, str], list[Fold]] = {}
     for cast in facts.casts:
         by_dtypes.setdefault((cast.checkpoint_dtype, cast.model_dtype), []).append(Fold(cast.keys, cast.count))
     for (saved, wanted), folded in by_dtypes.items():
-        count = _count(folded)
-        text = f"{keys(count)} {verb(count, 'is', 'are')} cast from {saved} to {wanted}: {listing(folded)}."
-        yield Finding("dtype_cast", "info", text)
+        count, listed = _count(folded), listing(folded)
+        yield codes.finding("dtype_cast", "info", count=count, saved=saved, wanted=wanted, listed=listed)
 
 
-_SAYERS: Final[tuple[Callable[[Facts], Iterable[Finding]], ...]] = (
+_SAYERS: Final[tuple[Callable[[KeyFacts], Iterable[Finding]], ...]] = (
     _renamed,
     _no_overlap,
     _mismatched,

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from ckpt_sentry.core import ranks
+from ckpt_sentry.core import codes, ranks
 from ckpt_sentry.core.report import Finding
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ def failed_finding(failures: Mapping[int, Any]) -> Finding:
     """
     Other ranks of the group raised, and DCP passed their exceptions on. Keys are ranks of the process group.
     """
-    who = f"rank{'s'[: len(failures) > 1]} {ranks.compact(failures)}"
-    return Finding("peer_failed", "error", f"{who} failed; this rank had no error of its own")
+    return codes.finding("peer_failed", "error", ranks=ranks.compact(failures))
 
 
 def lost_finding(error: LoadError) -> Finding:
@@ -61,7 +60,9 @@ def lost_finding(error: LoadError) -> Finding:
     """
     first_line = next(iter(_PLACE.sub("", error.message).strip().splitlines()), error.type)
     said = first_line.partition(". ")[0][:200]
-    return Finding("peer_failed", "error", f"another rank went away or did not answer: {said}")
+    # How a network library words it that a peer has gone differs from rank to rank.
+    text = f"another rank went away or did not answer: {said}"
+    return Finding("peer_failed", "error", text, facts=(("lost", "another rank"),))
 
 
 def is_refusal(error: LoadError) -> bool:

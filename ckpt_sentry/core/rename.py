@@ -89,6 +89,7 @@ def infer(
         coverage=coverage(model, entering, allow_missing).judged,
         count=len(best.mapping),
         example=(first, best.mapping[first]),
+        stripped=best.rule.remove or None if best.words == Rule(remove=best.rule.remove).words() else None,
     )
     return Inference(rename, best.mapping, search.is_ambiguous(best.rule), best.rule.kind)
 

@@ -45,6 +45,7 @@ Level = Literal["error", "warning", "info"]
 Framework: TypeAlias = str
 """The name of an integration: text, so that a launcher shows the report of a rank that knows more of them."""
 Shape = tuple[int, ...]
+FindingFacts = tuple[tuple[str, str], ...]
 PhaseName = Literal[
     "setup", "plan", "read", "fill", "dispatch", "barrier", "restore", "verify", "finish",
     "optimizer", "scheduler", "sampler", "loader", "scaler", "random_states", "custom",
@@ -134,25 +135,33 @@ class Rename:
     """
     A rule that maps checkpoint keys to model keys, in words, and the coverage in [0, 1] that it would give.
 
-    `count` is the number of keys that it maps, `example` one of them as (checkpoint key, model key).
+    `count` is the number of keys that it maps, `example` one of them as (checkpoint key, model key). `stripped` is the
+    prefix that is taken away, where the rule is nothing but that.
     """
 
     rule: str
     coverage: float
     count: int = 0
     example: tuple[str, str] | None = None
+    stripped: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """
     One thing worth saying: a stable code (docs/findings.md), a level, a sentence, and the next step if any.
+
+    `facts` are pairs of a name and a value, as the catalogue (`core.codes`) makes the sentence of them. Ranks whose
+    findings have the same facts say the same, whatever else their texts hold; without facts the texts are compared.
+    `remedy` tells the two steps that a loader puts into words of its own: "rename" (the keys) and "allow" (the gap).
     """
 
     code: str
     level: Level
     text: str
     next: str | None = None
+    facts: FindingFacts = ()
+    remedy: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

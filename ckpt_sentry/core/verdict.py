@@ -7,17 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from ckpt_sentry.core import codes
 from ckpt_sentry.core.report import Coverage, Finding, LoadError, Proof, Verdict
 
-WRONG_VALUES: Final = frozenset(
-    {
-        "values_not_loaded",
-        "tied_weights_lost",
-        "stale_offload_folder",
-        "non_finite_values",
-        "quantized_state_dropped",
-    }
-)
+WRONG_VALUES: Final = codes.of_verdict("wrong_values")
 """Findings that say: the keys match, the values do not."""
 
 

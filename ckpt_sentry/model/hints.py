@@ -12,6 +12,7 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from ckpt_sentry.core import codes
 from ckpt_sentry.core.escape import shown
 from ckpt_sentry.core.report import Finding
 from ckpt_sentry.dataclasses_ import replace
@@ -39,7 +40,7 @@ TIED: Final = "tied_keys_missing"
 CODES: Final = frozenset({PUBLISHED, TIED})
 """Findings that explain missing keys: nothing is to be allowed then."""
 
-_SILENCED: Final = frozenset({"missing_keys", "block_lost", "kind_lost", "low_coverage", "renamed_keys"})
+_SILENCED: Final = codes.ABSENCES | {"low_coverage", "renamed_keys"}
 
 
 def hinted(

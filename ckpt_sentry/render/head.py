@@ -8,7 +8,7 @@ from typing import Final
 
 from ckpt_sentry.collector.aggregate import Aggregate
 from ckpt_sentry.collector.summary import STILL_WAITING, doing
-from ckpt_sentry.core import ranks
+from ckpt_sentry.core import codes, ranks
 from ckpt_sentry.core.peers import REFUSAL
 from ckpt_sentry.core.report import LoadReport
 from ckpt_sentry.core.verdict import WRONG_VALUES
@@ -128,7 +128,8 @@ def _came(one: Aggregate) -> tuple[int, int] | None:
         return None
     total = report.model.keys
     came = round(total * one.coverage.keys)
-    if any(found.code == "missing_keys" and found.text.rstrip().endswith("may be.") for found in report.findings):
+    allowed = (codes.fact(found.facts, "allowed") for found in report.findings if found.code == "missing_keys")
+    if any(some not in (None, "0") for some in allowed):
         # Coverage leaves out what may be missing.
         came = min(came, total - one.missing.count - one.mismatched.count)
     return max(0, came), total

@@ -4,10 +4,10 @@ The rows of keys below a finding: folded names, shapes side by side, types befor
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Final
 
 from ckpt_sentry.collector.aggregate import RankFinding
+from ckpt_sentry.core import codes
 from ckpt_sentry.core.escape import LONGEST, cut
 from ckpt_sentry.core.report import KeyList, LoadReport
 from ckpt_sentry.patching.later import later
@@ -26,12 +26,6 @@ _LONGEST_FOLD: Final = 1_000
 SOME_ROWS: Final = 6
 """Rows of a list in a block."""
 
-_LISTED: Final = frozenset({"missing_keys", "unexpected_keys", "shape_mismatch", "dtype_cast"})
-_LISTING: Final = re.compile(r"(.*?): .*?(?:\.(?: ([\d,]+ of them|All of them|It) may be\.)?)?")
-_ASIDE: Final = re.compile(
-    r"\.? (?:(?:[\d,]+ of them|All of them|It) may be|\([\d,]+ keys? \w+ not the checkpoint's\))\.?$"
-)
-
 
 def brief_key(key: str) -> str:
     """
@@ -44,25 +38,14 @@ def headline(found: RankFinding) -> str:
     """
     The first line of a finding; without the keys that it lists where they stand in rows below it.
     """
-    text = first_line(found.text)
-    if found.code not in _LISTED:
-        return text
-    listed = _LISTING.fullmatch(text)
-    if listed is None:
-        return text
-    some = listed[2]
-    if some is None:
-        return listed[1]
-    if some[0].isdigit():
-        return f"{listed[1]}, {some.removesuffix(' of them')} of which may be"
-    return f"{listed[1]}, as {'it' if some == 'It' else 'they'} may be"
+    return first_line(codes.sentence(found.code, found.text, found.facts).headline)
 
 
 def brief(found: RankFinding) -> str:
     """
     A finding in one line, with the first of its keys and nothing beside them.
     """
-    return _ASIDE.sub("", first_line(found.text))
+    return first_line(codes.sentence(found.code, found.text, found.facts).brief)
 
 
 def details(page: Page, report: LoadReport, found: RankFinding, rows: int) -> None:
@@ -87,7 +70,7 @@ def details(page: Page, report: LoadReport, found: RankFinding, rows: int) -> No
         _more(page, sum(cast.count for cast in report.casts[rows:]))
     elif code == "renamed_keys" and report.rename is not None:
         rename = report.rename
-        if rename.example is not None and rename.example[0] in found.text:
+        if codes.fact(found.facts, "before") is not None:
             return
         would = f"{words.count(rename.count, 'key')}: {words.percent(rename.coverage)} would load"
         if rename.example is not None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ckpt_sentry.core import codes
 from ckpt_sentry.render.cells import visible
 from ckpt_sentry.render.stack import first_line
 
@@ -26,7 +27,8 @@ def _is_raised(report: LoadReport, finding: Finding) -> bool:
     """
     Whether a finding only quotes the exception that the note is added to.
     """
-    return finding.code == "rank_raised" and report.error is not None and report.error.message in finding.text
+    quoted = codes.fact(finding.facts, codes.QUOTED) if finding.code == "rank_raised" else None
+    return quoted is not None and report.error is not None and report.error.message == quoted
 
 
 def sentence(report: LoadReport) -> str:

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ckpt_sentry.core import policy
+from ckpt_sentry.core import codes, policy
 from ckpt_sentry.core.escape import shown
-from ckpt_sentry.core.findings import counted, is_anew, percent, verb
+from ckpt_sentry.core.findings import is_anew
 from ckpt_sentry.core.fold import folds
+from ckpt_sentry.core.words import counted, percent, verb
 from ckpt_sentry.formats.paths import shown_path
 
 if TYPE_CHECKING:
@@ -23,10 +24,6 @@ _CAUSES: Final = 3
 _PLAIN_LISTS: Final = frozenset({"missing_keys", "unexpected_keys", "low_coverage", "renamed_keys", "no_overlap"})
 """Findings that the lines below say in their own words."""
 _OWN_STEPS: Final = frozenset({"low_coverage", "renamed_keys"})
-_FATAL: Final = frozenset({"shape_mismatch", "type_mismatch"})
-_EXPLAINED: Final = frozenset({"published_layout", "tied_keys_missing", "load_hooks_skipped"})
-"""What says how the missing keys come in: they are not to be allowed."""
-"""What a loader ends on, whatever may be missing."""
 
 
 def refused(entry_point: str, facts: Facts, wanted: Inventory, missing: Sequence[str], minimum: float) -> str:
@@ -122,9 +119,10 @@ def _is_gap(facts: Facts) -> bool:
     """
     Whether it would load if the missing keys were allowed.
     """
-    if facts.rename is not None or any(one.code in _EXPLAINED for one in facts.findings):
+    no_gap, fatal = codes.having(lambda code: code.finds_missing), codes.having(lambda code: code.ends_load)
+    if facts.rename is not None or any(one.code in no_gap for one in facts.findings):
         return False
-    return not any(one.code in _FATAL and one.level == "error" for one in facts.findings)
+    return not any(one.code in fatal and one.level == "error" for one in facts.findings)
 
 
 def _checkpoint(facts: Facts) -> list[str]:

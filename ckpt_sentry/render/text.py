@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 from ckpt_sentry.collector.aggregate import Aggregate, RankFinding
 from ckpt_sentry.collector.summary import LEVELS, doing
-from ckpt_sentry.core import ranks
-from ckpt_sentry.core.report import Coverage, LoadReport
+from ckpt_sentry.core import codes, ranks
+from ckpt_sentry.core.codes import Code
+from ckpt_sentry.core.report import Coverage, KeyList, LoadReport
 from ckpt_sentry.patching.later import later
 from ckpt_sentry.render import head, words
 from ckpt_sentry.render.head import NOT_COMPARED
@@ -43,23 +44,6 @@ _NEXT_STEPS: Final = 3
 _MOST_PARTS: Final = 3
 _MANY: Final = 1 << 30
 
-_NO_FAILURE: Final = frozenset({"peer_failed", "rank_stalled", "rank_absent"})
-"""Errors of a job in which no rank need have failed."""
-_TRAINING: Final = frozenset(
-    {
-        "optimizer_missing", "optimizer_extra", "scheduler_missing", "scheduler_extra", "scaler_missing",
-        "scaler_extra", "rng_missing", "custom_missing", "custom_extra", "loader_missing", "loader_extra",
-        "model_missing", "model_extra", "not_asked_for",
-    }
-)  # fmt: skip
-"""Findings that say that a part of a training's state did not come in: no count stands for them."""
-_SAID_BY_RENAME: Final = frozenset({"no_overlap", "low_coverage"})
-"""Findings that say once more, where a rename is the cause, that little would load."""
-_OPTIMIZERS: Final = frozenset({"flat_optimizer", "optimizer_names_differ", "optimizer_class_changed"})
-"""Findings that explain all that is missing of an optimizer, or too much."""
-_EXPLAINED_BY_RENAME: Final = frozenset({"missing_keys", "unexpected_keys", "block_lost", "kind_lost"})
-"""Findings that a rename explains where it maps every key that is missing."""
-
 
 def line(one: Aggregate, width: int = 100, glyphs: Glyphs = UNICODE) -> Line:
     """
@@ -69,12 +53,13 @@ def line(one: Aggregate, width: int = 100, glyphs: Glyphs = UNICODE) -> Line:
     facts = [*head.place(one), *head.facts(one)]
     first, *others = facts or [one.entry_point]
     title = f"{one.entry_point}  {first}" if facts else first
-    notes = [found for found in _told(one) if not (found.code == "missing_keys" and head.allows_all(one))]
-    notes.sort(key=lambda found: (found.code != NOT_COMPARED, LEVELS[found.level], found.code not in _TRAINING))
-    said = [found for place, found in enumerate(notes) if not place or found.code in _TRAINING][:_MOST_NOTES]
-    others += [brief(found)[: 2 * width].rstrip(". ") + _of_some(one, found) for found in said]
-    if len(notes) > len(said):
-        others.append(words.count(len(notes) - len(said), "more finding"))
+    notes = [found for found in _unexplained(one) if not (found.code == "missing_keys" and head.allows_all(one))]
+    uncounted = codes.having(lambda code: code.uncounted)
+    notes.sort(key=lambda found: (found.code != NOT_COMPARED, LEVELS[found.level], found.code not in uncounted))
+    shown = [found for place, found in enumerate(notes) if not place or found.code in uncounted][:_MOST_NOTES]
+    others += [brief(found)[: 2 * width].rstrip(". ") + _of_some(one, found) for found in shown]
+    if len(notes) > len(shown):
+        others.append(words.count(len(notes) - len(shown), "more finding"))
     page.header(head.glyph(one, glyphs), title, others)
     return page.lines[0]
 
@@ -106,14 +91,14 @@ def block(
     `hints` are commands, each with what it is good for, that stand below the next steps; None: that of `every_key`.
     """
     page = Page(width, glyphs)
-    told = _told(one)
+    found = _unexplained(one)
     head.header(page, one)
     _checkpoint(page, one)
-    _reasons(page, one, told, _CAUSES, rows=SOME_ROWS)
+    _reasons(page, one, found, _CAUSES, rows=SOME_ROWS)
     _others(page, one, _OTHERS)
     _coverage(page, one)
     tail = Page(width, glyphs)
-    steps = _next_steps(told)
+    steps = _next_steps(found)
     for place, step in enumerate(steps[:_NEXT_STEPS]):
         tail.section("" if place else "next", step, at_most=2)
     for hint in (every_key(one),) if hints is None else hints:
@@ -156,35 +141,41 @@ def _worth_a_word(one: Aggregate) -> list[RankFinding]:
     return [finding for finding in found if finding is found[0] or not _is_raised(one, finding)]
 
 
-def _told(one: Aggregate) -> list[RankFinding]:
+def _unexplained(one: Aggregate) -> list[RankFinding]:
     """
-    The findings of a block: where a rename or an optimizer explains the difference, without the difference.
+    The findings of a block: where one explains others, without those.
     """
     found = _worth_a_word(one)
-    hidden: frozenset[str] = frozenset()
-    if any(finding.code == "renamed_keys" and finding.level != "info" for finding in found):
-        hidden |= _SAID_BY_RENAME
-        if one.rename is not None and one.rename.count >= one.missing.count:
-            hidden |= _EXPLAINED_BY_RENAME
-    if any(finding.code in _OPTIMIZERS for finding in found):
-        for code, keys in (("missing_keys", one.missing), ("unexpected_keys", one.unexpected)):
-            hidden |= {code} if keys.keys and not keys.omitted and all(map(is_optimizers, keys.keys)) else set()
-    hidden |= _said_whole(one, found)
+    known = (
+        codes.BY_NAME[finding.code] for finding in found if finding.code in codes.BY_NAME and finding.level != "info"
+    )
+    hidden = frozenset[str]().union(*(_explained(one, code) for code in known))
     return [finding for finding in found if finding.code not in hidden]
 
 
-def _said_whole(one: Aggregate, found: list[RankFinding]) -> frozenset[str]:
+def _explained(one: Aggregate, code: Code) -> frozenset[str]:
     """
-    Findings that another one has said already: a state dict one level down leaves all out, and that no key is the
-    model's names the keys, if they are few.
+    What a code that is said explains in this very load.
     """
-    said = {finding.code for finding in found if finding.level != "info"}
-    if "nested_state_dict" in said and one.coverage is not None and one.coverage.keys == 0:
-        return _SAID_BY_RENAME | _EXPLAINED_BY_RENAME
-    if "no_overlap" not in said or not one.unexpected.count:
-        return frozenset()
-    lists = (("missing_keys", one.missing), ("unexpected_keys", one.unexpected))
-    return frozenset(code for code, keys in lists if 0 < len(keys.keys) <= findings.SHOWN and not keys.omitted)
+    lists = {"missing_keys": one.missing, "unexpected_keys": one.unexpected}
+    if code.of_optimizer:
+        return frozenset(name for name, keys in lists.items() if _is_shown(keys) and all(map(is_optimizers, keys.keys)))
+    match code.name:
+        case "renamed_keys":
+            is_all = one.rename is not None and one.rename.count >= one.missing.count
+        case "nested_state_dict":
+            is_all = one.coverage is not None and one.coverage.keys == 0
+        case "no_overlap":
+            # It names the keys, if they are few.
+            few = (name for name, keys in lists.items() if _is_shown(keys) and len(keys.keys) <= findings.SHOWN)
+            return frozenset(few) if one.unexpected.count else frozenset()
+        case _:
+            return frozenset()
+    return code.explains if is_all else code.always_explains
+
+
+def _is_shown(keys: KeyList) -> bool:
+    return bool(keys.keys) and not keys.omitted
 
 
 def _checkpoint(page: Page, one: Aggregate) -> None:
@@ -236,7 +227,8 @@ def _is_raised(one: Aggregate, found: RankFinding) -> bool:
     """
     Whether a finding only quotes the exception, which is said below the cause.
     """
-    return found.code == "rank_raised" and one.error is not None and one.error.message in found.text
+    quoted = codes.fact(found.facts, codes.QUOTED) if found.code == "rank_raised" else None
+    return quoted is not None and one.error is not None and one.error.message == quoted
 
 
 def _finding(page: Page, one: Aggregate, found: RankFinding, label: str, rows: int) -> None:
@@ -258,7 +250,7 @@ def _style(found: RankFinding) -> Style:
 def _whose(one: Aggregate, found: RankFinding) -> str:
     if one.world_size == 1 or not found.ranks or found.code == "rank_stalled":
         return ""
-    if found.text.startswith(("rank ", "ranks ")) or one.heard_ranks == 1:
+    if found.names_ranks or one.heard_ranks == 1:
         return ""
     if found.ranks == f"0-{one.world_size - 1}":
         return " (both ranks)" if one.world_size == 2 else f" (all {one.world_size:,} ranks)"  # noqa: PLR2004
@@ -272,7 +264,7 @@ def _report_of(one: Aggregate, found: RankFinding) -> LoadReport | None:
     """
     members = frozenset(ranks.parse(found.ranks))
     whose = [group.report for group in one.groups if not members.isdisjoint(ranks.parse(group.ranks))]
-    own = [(said.text == found.text, report) for report in whose for said in report.findings if said.code == found.code]
+    own = [(same.text == found.text, report) for report in whose for same in report.findings if same.code == found.code]
     return max(own, key=itemgetter(0))[1] if own else None
 
 
@@ -295,9 +287,9 @@ def _others(page: Page, one: Aggregate, most: int) -> None:
     Where the ranks stood that have no error of their own.
     """
     rows = _peers(one) if one.world_size > 1 else []
-    told = frozenset(r for f in one.findings if f.code.startswith(("rank_", "peer_")) for r in ranks.parse(f.ranks))
-    untold = (row for row in one.unfinished if not told.issuperset(ranks.parse(row.ranks)))
-    rows += [f"{words.some_ranks(row.ranks)}: {row.why}, {doing(row.phase)}" for row in untold]
+    known = frozenset(r for f in one.findings if f.code.startswith(("rank_", "peer_")) for r in ranks.parse(f.ranks))
+    unsaid = (row for row in one.unfinished if not known.issuperset(ranks.parse(row.ranks)))
+    rows += [f"{words.some_ranks(row.ranks)}: {row.why}, {doing(row.phase)}" for row in unsaid]
     for place, text in enumerate(rows[:most]):
         page.section("" if place else "others", text, at_most=2)
     if len(rows) > most:
@@ -308,21 +300,15 @@ def _peers(one: Aggregate) -> list[str]:
     """
     What the ranks say that lost another: in one line where it is known that another has failed.
     """
-    said = [found for found in one.findings if found.code == "peer_failed"]
-    if len(said) > 1 and any(found.level == "error" and found.code not in _NO_FAILURE for found in one.findings):
-        peers = ranks.compact(rank for found in said for rank in ranks.parse(found.ranks))
+    lost = [found for found in one.findings if found.code == "peer_failed"]
+    no_failure = codes.of_verdict("stalled") | {"peer_failed"}
+    if len(lost) > 1 and any(found.level == "error" and found.code not in no_failure for found in one.findings):
+        peers = ranks.compact(rank for found in lost for rank in ranks.parse(found.ranks))
         return [f"{words.some_ranks(peers)}: ended because another rank failed"]
     return [
-        stack.first_line(found.text if _names_ranks(found) else f"{words.some_ranks(found.ranks)}: {found.text}")
-        for found in said
+        stack.first_line(found.text if found.names_ranks else f"{words.some_ranks(found.ranks)}: {found.text}")
+        for found in lost
     ]
-
-
-def _names_ranks(found: RankFinding) -> bool:
-    """
-    Whether a text begins with the ranks that it is about.
-    """
-    return found.text.startswith((f"rank {found.ranks} ", f"ranks {found.ranks} "))
 
 
 def _coverage(page: Page, one: Aggregate) -> None:

@@ -19,6 +19,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ckpt_sentry import config
+from ckpt_sentry.core import codes
 from ckpt_sentry.core.policy import Policy
 from ckpt_sentry.core.report import Finding, LoadError, LoadReport
 from ckpt_sentry.core.verdict import verdict
@@ -221,7 +222,7 @@ def raised(error: LoadError) -> Finding:
     """
     The exception itself as the reason, where nothing tells more.
     """
-    return Finding("rank_raised", "error", f"{error.type}: {error.message}" if error.message else error.type)
+    return codes.finding("rank_raised", "error", type=error.type, message=error.message)
 
 
 def inner_error(error: BaseException) -> LoadError | None:

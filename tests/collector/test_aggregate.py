@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from ckpt_sentry.collector.aggregate import Aggregate, Aggregator, JobError, Spread, Unfinished
 from ckpt_sentry.collector.summary import DOING, doing
+from ckpt_sentry.core import codes as catalogue
+from ckpt_sentry.core.peers import lost_finding
 from ckpt_sentry.core.report import Coverage, Finding, KeyList, LoadError, ModelSummary, Phase, PhaseName, ShapeMismatch
 from ckpt_sentry.transport.events import RankEnded
 from tests.collector.jobs import (
@@ -518,17 +520,41 @@ def test_peer_findings_come_last_among_errors() -> None:
 def test_the_wording_of_a_lost_peer_does_not_split_a_group() -> None:
     texts = ["[gloo] Connection closed by peer [127.0.0.1]:80", "[gloo] Read error [::1]:4: Connection reset by peer"]
     lost = [LoadError("RuntimeError", text, "plan") for text in texts]
-    finds = [Finding("peer_failed", "error", f"another rank went away or did not answer: {text}") for text in texts]
+    finds = list(map(lost_finding, lost))
+    assert finds[0].text != finds[1].text
     one = seen(*(finished(r, 2, verdict="failed", error=lost[r], findings=(finds[r],)) for r in range(2)))
     assert [group.ranks for group in one.groups] == ["0-1"]
     assert codes(one) == {"peer_failed": "0-1"}
+
+
+def test_findings_with_the_same_facts_are_one_whatever_their_texts() -> None:
+    said = [Finding("shard_missing", "error", f"gone, seen at 0x{rank}", facts=(("file", "a"),)) for rank in range(2)]
+    one = seen(*(finished(r, 2, verdict="failed", findings=(said[r],)) for r in range(2)))
+    assert codes(one) == {"shard_missing": "0-1"}
+    assert [group.ranks for group in one.groups] == ["0-1"]
+
+
+def test_findings_with_other_facts_are_others_though_each_names_its_rank() -> None:
+    said = [Finding("shard_missing", "error", f"rank {rank}", facts=(("file", f"rank {rank}"),)) for rank in range(2)]
+    one = seen(*(finished(r, 2, verdict="failed", findings=(said[r],)) for r in range(2)))
+    assert [(found.ranks, found.text) for found in one.findings] == [("0", "rank 0"), ("1", "rank 1")]
+    assert len(one.groups) == 2
+
+
+def test_what_an_exception_says_of_its_own_rank_and_memory_is_no_fact() -> None:
+    found = [
+        catalogue.finding("rank_raised", "error", type="E", message=f"rank {rank} lost <object at 0x7f{rank}>")
+        for rank in range(2)
+    ]
+    one = seen(*(finished(r, 2, verdict="failed", findings=(found[r],)) for r in range(2)))
+    assert codes(one) == {"rank_raised": "0-1"}
 
 
 def test_whether_a_load_is_complete_is_told_without_a_look_at_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     aggregator = Aggregator()
     for rank in range(4):
         aggregator.add(started(rank))
-    monkeypatch.setattr(Aggregator, "_story", None)
+    monkeypatch.setattr(Aggregator, "_ends", None)
     for rank in range(3):
         aggregator.add(finished(rank))
         assert not aggregator.complete(LOAD)

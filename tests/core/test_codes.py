@@ -8,10 +8,16 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 from ckpt_sentry.core import codes
 
 PACKAGE = Path(codes.__file__).parents[1]
 PAGE = PACKAGE.parent / "docs" / "findings.md"
+
+
+def makes_a_finding(function: ast.expr) -> bool:
+    return getattr(function, "id", "").endswith("Finding") or getattr(function, "attr", "") == "finding"
 
 
 def said() -> set[str]:
@@ -21,7 +27,7 @@ def said() -> set[str]:
     found = set()
     for file in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "").endswith("Finding") and node.args:
+            if isinstance(node, ast.Call) and node.args and makes_a_finding(node.func):
                 found |= {
                     one.value
                     for one in ast.walk(node.args[0])
@@ -59,3 +65,34 @@ def test_meanings_are_sentences() -> None:
 
 def test_the_page_is_that_of_the_catalogue() -> None:
     assert PAGE.read_text() == codes.as_markdown(), "python -m ckpt_sentry.core.codes > docs/findings.md"
+
+
+def test_a_sentence_in_its_three_lengths() -> None:
+    found = codes.finding("missing_keys", "warning", count=3, listed="a{0-2}", allowed=2)
+    assert found.text == "3 keys missing from the checkpoint: a{0-2}. 2 of them may be."
+    assert codes.sentence(found.code, found.text, found.facts) == (
+        found.text,
+        "3 keys missing from the checkpoint: a{0-2}",
+        "3 keys missing from the checkpoint, 2 of which may be",
+    )
+    assert codes.fact(found.facts, "allowed") == "2"
+    assert codes.fact(found.facts, "no such") is None
+
+
+def test_facts_of_another_version_leave_the_text_as_it_is() -> None:
+    for facts in ((), (("number", "3"),), (("count", "many"), ("listed", "a"))):
+        assert codes.sentence("missing_keys", "So it is.", facts) == ("So it is.",) * 3
+    assert codes.sentence("of_tomorrow", "So it is.", (("count", "1"),)) == ("So it is.",) * 3
+
+
+def test_a_finding_is_made_of_all_its_facts_or_not_at_all() -> None:
+    with pytest.raises(KeyError):
+        codes.finding("unexpected_keys", "info", listed="a")
+
+
+def test_what_codes_are_to_each_other() -> None:
+    assert {"renamed_keys", "flat_optimizer", "optimizer_names_differ", "optimizer_class_changed"} == codes.OTHER_NAMES
+    assert codes.of_verdict("diverged") == {"paths_differ", "steps_differ"}
+    for code in codes.CATALOGUE:
+        assert code.always_explains <= code.explains, code.name
+        assert code.because_of <= codes.BY_NAME.keys(), code.name

@@ -41,6 +41,8 @@ def test_missing_keys():
             "warning",
             "800 keys missing from the checkpoint: adapter{0-799}.",
             "If the missing keys are to start anew, name them in CKPT_SENTRY_ALLOW_MISSING.",
+            (("count", "800"), ("listed", "adapter{0-799}"), ("allowed", "0")),
+            "allow",
         ),
     )
 

@@ -1,7 +1,15 @@
 from __future__ import annotations
 
 from ckpt_sentry.core.examine import Examination, examine
-from ckpt_sentry.core.findings import RENAME, RENAME_BY_HAND, RENAME_ONE_BY_ONE, anew, renaming
+from ckpt_sentry.core.findings import (
+    BY_ALLOWING,
+    BY_RENAMING,
+    RENAME,
+    RENAME_BY_HAND,
+    RENAME_ONE_BY_ONE,
+    anew,
+    renaming,
+)
 from ckpt_sentry.core.inventory import Entry, Inventory
 from ckpt_sentry.core.report import Finding
 
@@ -82,9 +90,9 @@ def test_tied_names_are_counted_once_everywhere() -> None:
 
 def test_a_rule_in_doubt_is_left_to_a_person() -> None:
     sides = inventory("a.weight", "b.weight", "c.weight"), inventory("x.weight", "y.weight", "z.weight")
-    found = Finding("renamed_keys", "warning", "", RENAME_BY_HAND)
-    assert renaming([found, Finding("renamed_keys", "warning", "", RENAME)], "so")[0] == found
-    assert renaming([Finding("renamed_keys", "warning", "", RENAME)], "so")[0].next == "so"
+    doubtful = Finding("renamed_keys", "warning", "", RENAME_BY_HAND)
+    sure = Finding("renamed_keys", "warning", "", RENAME, remedy=BY_RENAMING)
+    assert renaming([doubtful, sure], "so") == (doubtful, Finding("renamed_keys", "warning", "", "so"))
     assert all(one.next != RENAME for one in examine(*sides).findings)
 
 
@@ -99,7 +107,8 @@ def test_a_rule_in_doubt_is_done_by_what_can_do_it() -> None:
 
 
 def test_the_way_of_a_loader() -> None:
-    one, other = Finding("missing_keys", "warning", "", ALLOW), Finding("low_coverage", "error", "", "Mend it.")
+    one = Finding("missing_keys", "warning", "", ALLOW, remedy=BY_ALLOWING)
+    other = Finding("low_coverage", "error", "", "Mend it.")
     assert [one.next for one in anew([one, other], "f()")] == [
         "If the missing keys are to start anew: f().",
         "Mend it.",

@@ -13,7 +13,7 @@ import ckpt_sentry
 
 SOURCE: Final = Path(ckpt_sentry.__file__).parent
 TESTS: Final = Path(__file__).parent.parent
-PLACES: Final = {"Finding": 3, "RankFinding": 4}
+PLACES: Final = {"Finding": 3, "RankFinding": 4, "RankStatement": 2, "finding": 2}
 """Where the next step stands among the arguments."""
 
 FOLLOWED: Final = {
@@ -93,10 +93,11 @@ def with_a_next_step() -> set[str]:
     found: set[str] = set()
     for path in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in PLACES:
+            name = getattr(node.func, "id", getattr(node.func, "attr", "")) if isinstance(node, ast.Call) else ""
+            if not isinstance(node, ast.Call) or not node.args or name not in PLACES:
                 continue
-            place = PLACES[node.func.id]
-            if len(node.args) > place or any(one.arg == "next" for one in node.keywords):
+            place = PLACES[name]
+            if len(node.args) > place or any(one.arg in ("next", "step") for one in node.keywords):
                 found |= {one.value for one in ast.walk(node.args[0]) if isinstance(one, ast.Constant)}
     return {code for code in found if re.fullmatch(r"[a-z]+(_[a-z]+)+", code)}
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt_sentry.collector.aggregate import Aggregate, Aggregator
+from ckpt_sentry.core import codes
 from ckpt_sentry.core.report import (
     CheckpointSummary,
     Coverage,
@@ -335,20 +336,13 @@ def test_ascii_glyphs_bring_nothing_else(one: Aggregate) -> None:
 
 def test_keys_listed_in_a_sentence_are_not_said_twice() -> None:
     keys = KeyList(3, ("a{0-2}",))
-    for said, shown in (
-        ("3 keys missing from the checkpoint: a{0-2}.", "3 keys missing from the checkpoint"),
-        (
-            "3 keys missing from the checkpoint: a{0-2}. 2 of them may be.",
-            "3 keys missing from the checkpoint, 2 of which may be",
-        ),
-        (
-            "3 keys missing from the checkpoint: a{0-2}. All of them may be.",
-            "3 keys missing from the checkpoint, as they may be",
-        ),
+    for may_be, shown in (
+        (0, "3 keys missing from the checkpoint"),
+        (2, "3 keys missing from the checkpoint, 2 of which may be"),
+        (3, "3 keys missing from the checkpoint, as they may be"),
     ):
-        one = seen(
-            finished(0, 1, verdict="partial", missing=keys, findings=(Finding("missing_keys", "warning", said),))
-        )
+        found = codes.finding("missing_keys", "warning", count=3, listed="a{0-2}", allowed=may_be)
+        one = seen(finished(0, 1, verdict="partial", missing=keys, findings=(found,)))
         lines = block(one).splitlines()
         assert lines[2:4] == [f"  cause       {shown}", "              a{0-2}"]
 
@@ -420,7 +414,7 @@ def test_line_of_a_rank_that_hears_nobody_else() -> None:
 
 
 def allowed(keys: int, missing: int) -> Aggregate:
-    found = Finding("missing_keys", "info", f"{missing} keys missing from the checkpoint: gate. All of them may be.")
+    found = codes.finding("missing_keys", "info", count=missing, listed="gate", allowed=missing)
     return seen(
         finished(
             0,
@@ -444,14 +438,13 @@ def test_line_of_a_load_that_lacks_what_it_may() -> None:
 
 def test_a_line_names_the_keys_and_the_class_of_the_model() -> None:
     facts = {"coverage": Coverage(0.5, 0.5), "missing": KeyList(1, ("bias",)), "step": None, "path": None}
-    for said, shown in (
-        ("1 key missing from the checkpoint: bias.", "1 key missing from the checkpoint: bias"),
-        (
-            "New in this model, and to be trained: bias (1 keys are not the checkpoint's).",
-            "New in this model, and to be trained: bias",
-        ),
+    lost = codes.finding("missing_keys", "info", count=1, listed="bias")
+    fresh = codes.finding("missing_keys", "info", count=1, listed="bias", is_new="yes")
+    assert fresh.text == "New in this model, and to be trained: bias (1 key is not the checkpoint's)."
+    for found, shown in (
+        (lost, "1 key missing from the checkpoint: bias"),
+        (fresh, "New in this model, and to be trained: bias"),
     ):
-        found = Finding("missing_keys", "info", said)
         model = ModelSummary(2, 6, 24, "Linear")
         one = seen(finished(0, 1, verdict="partial", findings=(found,), model=model, **facts))
         assert text.plain([text.line(one)]) == (
@@ -667,12 +660,14 @@ def test_keys_that_the_sentence_names_are_not_listed_below_it() -> None:
 
 def test_what_a_library_raised_for_is_a_cause_beside_a_rename() -> None:
     error = LoadError("ValueError", "The device_map provided does not give any device for: w", "setup")
-    rename = Finding("renamed_keys", "warning", "1 key has another name: module.w → w.")
+    rule = {"rule": "strip", "before": "module.w", "after": "w", "coverage": "100 %"}
+    rename = codes.finding("renamed_keys", "warning", count=1, **rule)
     uncovered = Finding("device_map_uncovered", "error", "device_map gives no device for 1 key of the model: w.")
     keys = {"missing": KeyList(1, ("w",)), "rename": Rename("strip", 1.0, 1, ("module.w", "w"))}
     one = seen(finished(0, 1, verdict="failed", error=error, findings=(rename, uncovered, MISSING), **keys))
-    assert block(one).splitlines()[2:5] == [
-        "  cause       1 key has another name: module.w → w.",
+    assert block(one).splitlines()[2:6] == [
+        "  cause       The checkpoint has 1 key of this model under other names: strip (module.w → w), then",
+        "              100 % would load.",
         "              device_map gives no device for 1 key of the model: w.",
         "  raised      ValueError: The device_map provided does not give any device for: w",
     ]

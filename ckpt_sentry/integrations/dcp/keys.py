@@ -11,6 +11,7 @@ from collections import Counter
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
+from ckpt_sentry.core import codes
 from ckpt_sentry.core.escape import shown
 from ckpt_sentry.core.report import Finding
 from ckpt_sentry.dataclasses_ import replace
@@ -38,7 +39,6 @@ else:
     DcpMetadata = later("ckpt_sentry.formats.dcp.metadata:DcpMetadata")
     Stored = later("ckpt_sentry.formats.dcp.metadata:Stored")
 
-_EXPLAINED_BY_RENAME: Final = frozenset({"missing_keys", "no_overlap", "block_lost", "kind_lost"})
 _RENAME: Final = "Ask for them under the names that they have in the checkpoint, and rename them back after the load."
 _RENAME_IN_DOUBT: Final = (
     "Ask for them under the names that they have in the checkpoint; see in the code that saved them which is which, "
@@ -59,17 +59,13 @@ def findings(examination: Examination, paths: Mapping[str, Any] | None) -> tuple
     explained = _explained(examination)
     idle = _not_asked_for(examination, paths or {}, explained)
     if explained:
-        found = tuple(one for one in found if one.code not in _EXPLAINED_BY_RENAME)
+        found = tuple(one for one in found if one.code not in codes.ABSENCES | {"no_overlap"})
     elif not idle:
         return found
     rest = [key for key in examination.difference.unexpected if key not in idle and key not in explained]
     said = [one for one in found if one.code != "unexpected_keys"]
     if rest:
-        which = listing(tuple(folds(rest)))
-        text = (
-            f"{keys(len(rest))} of the checkpoint {verb(len(rest), 'is', 'are')} not in the model, unexpected: {which}."
-        )
-        said.append(Finding("unexpected_keys", "info", text))
+        said.append(codes.finding("unexpected_keys", "info", count=len(rest), listed=listing(tuple(folds(rest)))))
     return (*said, _idle(idle)) if idle else tuple(said)
 
 
@@ -79,7 +75,7 @@ def advised(found: Iterable[Finding]) -> tuple[Finding, ...]:
     rename or to compare.
     """
     return tuple(
-        replace(one, next=_RENAME if one.next == findings_.RENAME else _RENAME_IN_DOUBT)
+        replace(one, next=_RENAME if one.remedy == findings_.BY_RENAMING else _RENAME_IN_DOUBT)
         if one.code == "renamed_keys"
         else one
         for one in found

@@ -15,6 +15,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from ckpt_sentry import config
+from ckpt_sentry.core import codes
 from ckpt_sentry.core.escape import shown
 from ckpt_sentry.core.inventory import Entry, Inventory
 from ckpt_sentry.core.report import FULL, CheckpointSummary, Facts, Finding, ModelSummary
@@ -42,7 +43,6 @@ else:
 
 _NO_ENTRY = Entry(None, None)
 _SHOWN_BYTES = 200
-_ABSENCES = frozenset({"missing_keys", "block_lost", "kind_lost"})
 _DECISIVE = frozenset({"missing_keys", "unexpected_keys", "renamed_keys"})
 _DEEPEST = 4
 """Levels of a dict in a dict at which the state dict is looked for."""
@@ -267,7 +267,7 @@ def judged(
     if nested is not None:
         # That it holds no key of the model's follows from this.
         rest = (finding for finding in facts.findings if finding.code != "no_overlap")
-        explained = (replace(finding, next=None) if finding.code in _ABSENCES else finding for finding in rest)
+        explained = (replace(finding, next=None) if finding.code in codes.ABSENCES else finding for finding in rest)
         facts = replace(facts, findings=(nested, *explained))
     return Judgement(facts, found, model, lists)
 
@@ -329,7 +329,7 @@ def softened(facts: Facts) -> Facts:
     The facts of a load that brought in all that it was offered, where the caller had asked for no more (adapters, a
     shard): what is missing is information.
     """
-    return _leveled(facts, _ABSENCES, "info")
+    return _leveled(facts, codes.ABSENCES, "info")
 
 
 def decisive(found: Judgement, loosely: str | None) -> Facts:
@@ -372,8 +372,7 @@ def _refused(names: Collection[str]) -> Iterator[Finding]:
     What torch refuses to do without, although a load that is not strict lacks nothing by it.
     """
     if names:
-        text = f"{count_keys(len(names))} missing from the checkpoint: {_listed(names)}."
-        yield Finding("missing_keys", "error", text)
+        yield codes.finding("missing_keys", "error", count=len(names), listed=_listed(names))
 
 
 def _listed(names: Collection[str]) -> str:

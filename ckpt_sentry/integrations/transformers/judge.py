@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry import config
+from ckpt_sentry.core import codes
 from ckpt_sentry.core.examine import examine
 from ckpt_sentry.core.inventory import Entry, Inventory
 from ckpt_sentry.core.report import CheckpointSummary, Finding, LoadError, Proof
@@ -43,11 +44,10 @@ else:
     key_list = later("ckpt_sentry.core.fold:key_list")
 
 _NO_ENTRY: Final = Entry(None, None)
-_ABSENCES: Final = frozenset({"shape_mismatch", "block_lost", "kind_lost"})
 _NUMBER: Final = re.compile(r"(?:^|\.)[0-9]+(?=\.|$)")
 _KINDS: Final = (".safetensors", ".bin", ".pt", ".pth")
 _SHOWN: Final = 3
-_STRIPPED: Final = re.compile(r'strip the prefix "([\w.]+)"')
+_NAMES: Final = re.compile(r"[\w.]+")
 _MOST_FILES: Final = 256
 """Shards whose headers are read: of a checkpoint with more the loading info says enough."""
 
@@ -261,8 +261,8 @@ def _advise(load: Load) -> None:
     if load.facts.rename is None:
         return
     step = "Save ckpt_sentry.unify_keys(state_dict, model).state_dict, and load that."
-    if (found := _STRIPPED.fullmatch(load.facts.rename.rule)) and state_of(load).renames:
-        step = f'Rename the keys: from_pretrained(…, key_mapping={{r"^{re.escape(found[1])}": ""}}).'
+    if (prefix := load.facts.rename.stripped) is not None and state_of(load).renames and _NAMES.fullmatch(prefix):
+        step = f'Rename the keys: from_pretrained(…, key_mapping={{r"^{re.escape(prefix)}": ""}}).'
     load.facts = replace(load.facts, findings=renaming(load.facts.findings, step))
 
 
@@ -306,13 +306,14 @@ def _welcome(load: Load, missing: Collection[str]) -> None:
     """
     counted = state_of(load).wanted.once(sorted(missing))
     listed = ", ".join(fold.text for fold in list(folds(counted))[:_SHOWN])
-    text = f"New in this model, and to be trained: {listed} ({len(counted):,} keys are not the checkpoint's)."
+    softened = codes.ABSENCES | {"shape_mismatch"}
+    fresh = codes.finding("missing_keys", "info", count=len(counted), listed=listed, is_new="yes")
     rest = [
-        replace(finding, level="info", next=None) if finding.code in _ABSENCES else finding
+        replace(finding, level="info", next=None) if finding.code in softened else finding
         for finding in load.facts.findings
         if finding.code != "missing_keys"
     ]
-    load.facts = replace(load.facts, findings=(Finding("missing_keys", "info", text), *rest))
+    load.facts = replace(load.facts, findings=(fresh, *rest))
 
 
 def _prove(load: Load, model: Any, load_config: Any, lost: Collection[str]) -> None:

@@ -112,13 +112,13 @@ def test_a_rule_in_doubt_is_settled_by_the_code_that_saved(agent: Agent, tmp_pat
 
 
 def test_what_ends_a_load_is_an_error() -> None:
-    missing = Finding("missing_keys", "warning", "1 key missing.", "If the missing keys are to start anew, name them.")
+    missing = Finding("missing_keys", "warning", "1 key missing.", "Name them.", remedy="allow")
     renamed = Finding("renamed_keys", "warning", "other names", "rename")
     info = Finding("unexpected_keys", "info", "more")
 
     step = "If the missing keys are to start anew: the way."
     assert dcp_keys.decisive([info, missing], "the way") == (info, replace(missing, level="error", next=step))
-    deeper = replace(missing, next="build it so")
+    deeper = replace(missing, next="build it so", remedy=None)
     assert dcp_keys.decisive([deeper], "the way") == (replace(deeper, level="error"),)
     assert dcp_keys.decisive([renamed, info], "the way") == (replace(renamed, level="error"), info)
     assert dcp_keys.decisive([], "the way") == ()
