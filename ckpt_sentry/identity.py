@@ -46,7 +46,7 @@ _LOOPBACK = frozenset({"", "localhost", "127.0.0.1", "::1", "[::1]", "0.0.0.0"})
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
 
 
-class _Place(NamedTuple):
+class _Placement(NamedTuple):
     """
     Where a process stands among its ranks.
     """
@@ -86,7 +86,7 @@ class _Process:
     ordinals: dict[str, int] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
     forked: bool = False
-    inherited: tuple[_Place | None, _Place | None] = (None, None)
+    inherited: tuple[_Placement | None, _Placement | None] = (None, None)
     """The parent's place by its launcher and by its process group, at the fork."""
 
 
@@ -102,7 +102,7 @@ def identity(environ: Mapping[str, str] | None = None) -> Identity:
     ranks answer to the same number.
     """
     environ = os.environ if environ is None else environ
-    place = _own_place(environ) or _Place(0, 1, 0, 1)
+    place = _own_place(environ) or _Placement(0, 1, 0, 1)
     return Identity(
         run_id=run_id(environ),
         rank=place.rank,
@@ -199,7 +199,7 @@ def traceparent(environ: Mapping[str, str] | None = None) -> tuple[str, str] | N
     return (trace_id, span_id) if int(trace_id, 16) and int(span_id, 16) else None
 
 
-def _own_place(environ: Mapping[str, str]) -> _Place | None:
+def _own_place(environ: Mapping[str, str]) -> _Placement | None:
     """
     The place of this very process, or None where it has none: on its own, or forked from the one that has it.
     """
@@ -212,7 +212,7 @@ def _own_place(environ: Mapping[str, str]) -> _Place | None:
     return grouped if grouped.world > launched.world else launched
 
 
-def _launched_place(environ: Mapping[str, str]) -> _Place | None:
+def _launched_place(environ: Mapping[str, str]) -> _Placement | None:
     """
     The place that a launcher gave in the environment.
     """
@@ -224,7 +224,7 @@ def _launched_place(environ: Mapping[str, str]) -> _Place | None:
     return None
 
 
-def _place(environ: Mapping[str, str], variables: _Variables) -> _Place | None:
+def _place(environ: Mapping[str, str], variables: _Variables) -> _Placement | None:
     """
     The place under one launcher's names, or None where rank and world size are not both there and sound.
     """
@@ -237,7 +237,7 @@ def _place(environ: Mapping[str, str], variables: _Variables) -> _Place | None:
     local_rank = _number(environ, variables.local_rank)
     if local_rank is None or local_rank >= local_world:
         local_rank = rank % local_world
-    return _Place(rank, world, local_rank, local_world)
+    return _Placement(rank, world, local_rank, local_world)
 
 
 def _is_slurm_task(environ: Mapping[str, str]) -> bool:
@@ -255,7 +255,7 @@ def _slurm_step(environ: Mapping[str, str]) -> int | None:
     return _number(environ, "SLURM_STEPID") if step is None else step
 
 
-def _grouped_place() -> _Place | None:
+def _grouped_place() -> _Placement | None:
     """
     The place in the default process group, if torch is there and has one.
     """
@@ -267,7 +267,7 @@ def _grouped_place() -> _Place | None:
     except Exception:
         # A build without distributed, or an import that is still under way.
         return None
-    return _Place(rank, world, rank, world) if 0 <= rank < world else None
+    return _Placement(rank, world, rank, world) if 0 <= rank < world else None
 
 
 def _launcher_run_id(environ: Mapping[str, str]) -> str | None:

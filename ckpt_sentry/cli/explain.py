@@ -7,11 +7,15 @@ from __future__ import annotations
 import difflib
 import shutil
 import sys
+from typing import Final
 
 import click
 
 from ckpt_sentry.core import codes
 from ckpt_sentry.render.cells import visible
+
+_NEAR: Final = 3
+"""Names that are like the one that was not found."""
 
 
 @click.command("explain", short_help="Say what a finding or a verdict means.")
@@ -28,8 +32,8 @@ def command(code: str | None) -> None:
     name = code.strip().lower().replace("-", "_")
     found = codes.BY_NAME.get(name)
     if found is None and name not in codes.VERDICTS:
-        near = difflib.get_close_matches(name, [*codes.BY_NAME, *codes.VERDICTS], 1)
-        hint = f"; did you mean {near[0]}?" if near else ": `ckpt-sentry explain` lists them"
+        near = difflib.get_close_matches(name, [*codes.BY_NAME, *codes.VERDICTS], _NEAR)
+        hint = f"; did you mean {', '.join(near)}?" if near else ": `ckpt-sentry explain` lists them"
         click.echo(f"ckpt-sentry explain: there is no finding {visible(code)[:80]}{hint}", err=True)
         sys.exit(2)
     about = "verdict" if found is None else f"about {found.group}"

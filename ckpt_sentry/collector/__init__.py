@@ -1,3 +1,3 @@
 """
-From the wire back to reports: receive OTLP, restore events, fold all ranks of a load into one aggregate.
+From events back to reports: keep them, read them, fold those of all ranks of a load into one aggregate.
 """

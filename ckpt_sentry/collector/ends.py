@@ -1,5 +1,5 @@
 """
-How ranks ended, and what that means for a load: who failed first, who never came, who was stopped with the others.
+How ranks ended, and what that means for a load: which failed first, never came, or were stopped with the others.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class End(NamedTuple):
         return self.event.how in ("killed", "raised") or bool(self.event.exit_code)
 
     @property
-    def told(self) -> bool:
+    def is_echo(self) -> bool:
         """
         Whether the process only ended by the loss of another.
         """
@@ -76,7 +76,7 @@ class Attempt:
 
     def add(self, event: RankEnded, order: int, source: str) -> None:
         """
-        Take in an end; the first word about a rank stays, but for one that knows more: a way, or the exception.
+        Take in an end; the first of a rank stays, unless another knows more: how it ended, or the exception.
         """
         if not 0 <= event.identity.rank < MAX_RANKS:
             return
@@ -88,7 +88,7 @@ class Attempt:
         """
         The bad end that came first and was not brought about by another.
         """
-        bad = (end for end in self.ends.values() if end.bad and not end.told)
+        bad = (end for end in self.ends.values() if end.bad and not end.is_echo)
         return min(bad, key=lambda end: end.order, default=None)
 
 
@@ -116,7 +116,7 @@ class LoadEnds:
     Args:
         state: the load.
         attempt: the ends of the ranks in the same attempt of the run.
-        expected: the ranks whose word would have come here; nothing is concluded from the silence of others.
+        expected: the ranks whose events come here; nothing is concluded from the silence of others.
         order_by: see `Aggregator`.
         settled: nothing more will come, whatever the events say.
     """
@@ -172,7 +172,7 @@ class LoadEnds:
 
     def is_over(self, rank: int) -> bool:
         """
-        Whether this rank will say nothing more.
+        Whether no more events of this rank will come.
         """
         if self._over or rank in self.ends or self._all_over:
             return True
@@ -201,10 +201,10 @@ class LoadEnds:
 
     def first(self) -> Cause | None:
         """
-        The first failing rank: by its own error or its own end; by what it was told only where there is nothing else.
+        The first failing rank: by its own error or end; by the loss of another only where there is nothing else.
         """
         ends = self._own_ends()
-        causes = [one for one in ends if not self.ends[one.rank].told]
+        causes = [one for one in ends if not self.ends[one.rank].is_echo]
         claims = [*self._own_errors(), *causes] or ends or self._echoes()
         return min(claims, key=lambda one: (self._when(one), one.rank), default=None)
 
@@ -236,7 +236,7 @@ class LoadEnds:
             return False
         if not self._own:
             return True
-        return end.bad and not end.told
+        return end.bad and not end.is_echo
 
     def error(self, first: Cause | None) -> JobError | None:
         """
@@ -277,7 +277,7 @@ class LoadEnds:
 
     def findings(self) -> list[RankFinding]:
         """
-        What the ends tell: ranks killed, exited, raised, absent, stalled, and those that were stopped with them.
+        The findings on ends: ranks killed, exited, raised, absent, stalled, and those that were stopped with them.
         """
         found: list[RankFinding] = []
         self._late_findings(found)
@@ -358,7 +358,7 @@ class LoadEnds:
 
     def _missed(self, rank: int, *, known: bool) -> bool:
         """
-        Whether a rank that is away is missed: it said so itself, or the trouble has no other cause that is known.
+        Whether a rank that is away is missed: it has sent its stack, or the trouble has no other cause that is known.
         """
         if rank in self.state.stalls:
             return True

@@ -1,5 +1,5 @@
 """
-The findings of a job: those of the ranks merged, those that only a look at all ranks can make, the cause first.
+The findings of a job: those of the ranks merged, those that only a comparison of ranks can make; causes first.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ckpt_sentry.core.report import Finding, FindingFacts, Level, LoadError
 MAX_FINDINGS: Final = 200
 
 _UNKNOWN: Final = codes.PLACE["low_coverage"]
-"""Where a code stands that a newer rank has said: behind the causes, before their effects."""
+"""Where a code stands that only a newer version knows: behind the causes, before their effects."""
 
 
 def collect(
     state: LoadState, ends: LoadEnds, groups: list[SharedReport], first: Cause | None
 ) -> tuple[RankFinding, ...]:
     """
-    All findings of a load, sorted: by level, what the first failing rank says before others, causes before effects.
+    All findings of a load, sorted: by level, the first failing rank's before others, causes before effects.
     """
     found = [*merged(_ranks_reports(state, groups)), *ends.findings(), *divergence(state, groups)]
     found += _unexplained(state, found)

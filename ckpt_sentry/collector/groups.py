@@ -1,5 +1,5 @@
 """
-The state of one load while events arrive: who started, who stands where, and the distinct things that ranks say.
+The state of one load while events arrive: who started, who stands where, and the distinct reports.
 
 Memory grows with distinct reports; a rank costs a few numbers.
 """
@@ -59,7 +59,7 @@ def finding_key(found: Finding, rank: int) -> FindingFacts:
 
 def in_common(report: LoadReport, rank: int) -> LoadReport:
     """
-    The report of a rank without who, when and how long: equal for two ranks exactly when they say the same.
+    The report of a rank without who, when and how long: equal for two ranks exactly when they report the same.
     """
     error = report.error
     if error is not None:

@@ -1,5 +1,5 @@
 """
-`Aggregate`, what a whole job says about one load: the contract that `ckpt-sentry report --json` prints.
+`Aggregate`, what is known of one load over all ranks of a job: the contract that `ckpt-sentry report --json` prints.
 
 Ranks are compact ranges ("0-1,3"), times are seconds, sizes are bytes. Plain frozen data, like `LoadReport`.
 """
@@ -39,7 +39,7 @@ SEVERITY: Final[dict[str, int]] = {
 LEVELS: Final[dict[str, int]] = {"error": 0, "warning": 1, "info": 2}
 
 STILL_WAITING: Final = "still waiting"
-"""Why a rank is unfinished that has said that it has been in the load, or away from it, for too long."""
+"""Why a rank is unfinished that has been in the load, or away from it, for too long."""
 
 DOING: Final[dict[PhaseName, str]] = {
     "setup": "while setting up",
@@ -106,7 +106,7 @@ class RankFinding:
 @dataclass(frozen=True, slots=True)
 class Group:
     """
-    Ranks that say the same, and what they say: the report of the lowest of them.
+    Ranks with the same report: that of the lowest of them.
     """
 
     ranks: str
@@ -163,7 +163,7 @@ NO_MISMATCHES: Final = Mismatches()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aggregate:
     """
-    What all ranks together say about one load. Key counts, coverage and rename are those of the worst group.
+    One load over all ranks. Key counts, coverage and rename are those of the worst group.
     """
 
     load_id: str
@@ -194,6 +194,6 @@ class Aggregate:
     failed_ranks: str = ""
     """Ranks that failed or never ended, those that were only told of another's failure included."""
     heard_ranks: int = 0
-    """How many ranks have spoken here or would have; fewer than `world_size`: nothing is known of the others."""
+    """How many ranks have sent events here or would have; fewer than `world_size`: nothing is known of the others."""
     seconds: Seconds | None = None
     bytes_read: int = 0

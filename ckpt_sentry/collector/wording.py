@@ -1,5 +1,5 @@
 """
-How ranks ended, wait or were late, in words; and one finding for all ranks of which the same is said.
+How ranks ended, wait or were late, in words; and one finding for all ranks with the same statement.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class RankStatement(NamedTuple):
 
 def how(event: RankEnded) -> str:
     """
-    How a rank ended, in a word or two: "killed by SIGKILL", "raised ValueError: …".
+    How a rank ended, in a few words: "killed by SIGKILL", "raised ValueError: …".
     """
     if event.how == "stopped":
         return "stopped by the launcher"
@@ -107,7 +107,7 @@ def ended(event: RankEnded, when: str) -> RankStatement:
 
 def look_at(event: RankEnded) -> OneOrSeveral | None:
     """
-    The next step where a rank ended by an exception of its own, which has been said: where it was raised.
+    The next step where a rank ended by an exception of its own: the line that raised it.
     """
     if event.error is None:
         return None
@@ -119,7 +119,7 @@ def look_at(event: RankEnded) -> OneOrSeveral | None:
 
 def step_after(event: RankEnded | None) -> OneOrSeveral | None:
     """
-    What to do about a rank that ended so; None: without a word.
+    What to do about a rank that ended so; None: nobody knows how.
     """
     if event is None:
         return _SEE_OUTPUT

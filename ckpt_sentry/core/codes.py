@@ -63,6 +63,13 @@ class Code(NamedTuple):
     uncounted: bool = False
     of_optimizer: bool = False
 
+    @property
+    def is_told_at_length(self) -> bool:
+        """
+        Whether the meaning is more than the one sentence that the finding itself comes to.
+        """
+        return ". " in self.meaning
+
 
 ABSENCES: Final = frozenset({"missing_keys", "block_lost", "kind_lost"})
 """The codes that say which keys are missing."""

@@ -1,5 +1,5 @@
 """
-Everything that names, shapes and dtypes tell about a load, in one call for the targets.
+Everything that names, shapes and dtypes tell about a load, in one call for the integrations.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ The text of an exception without generators, iterators, dict views and addresses
 exception or in a frame of its traceback, and is found there by its address. It is never advanced: an iterator is
 rebuilt from what it says of itself (`__reduce__`), a generator is run a second time, from its start, on the values in
 its frame. So a generator that was partly used is told whole. At most `MOST_ITEMS` are taken; what has no end, cannot
-be had twice, or might have an effect (`audit.harmless`) is only named.
+be had twice, or might have an effect (`core.harmless`) is only named.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def readable(text: str, error: BaseException | None) -> str:
     found = _objects(error, {display.address for display in displays}) if displays else {}
     parts, place = [], 0
     for display in displays:
-        parts += [text[place : display.start], _said(display, found)]
+        parts += [text[place : display.start], _as_text(display, found)]
         place = display.end
     return _without_views("".join(parts) + text[place:])
 
@@ -271,7 +271,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _said(display: _Display, found: Mapping[int, object]) -> str:
+def _as_text(display: _Display, found: Mapping[int, object]) -> str:
     name = display.name.replace("<locals>.", "").replace("<", "").replace(">", "")
     value = found.get(display.address)
     if not hasattr(type(value), "__next__"):

@@ -1,8 +1,8 @@
 """
 The one noun of this package: `LoadReport`, what one rank knows about one load.
 
-Targets build it, telemetry serialises it, the collector restores it, renderers read it. All classes here are frozen,
-hold plain data only and survive `codec.dump` and `codec.restore` unchanged.
+Integrations build it, the transport serialises it, the collector restores it, renderers read it. All classes here are
+frozen, hold plain data only and survive `codec.dump` and `codec.restore` unchanged.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Identity:
 @dataclass(frozen=True, slots=True)
 class KeyList:
     """
-    Some keys, folded (see `audit.fold`). `count` counts single keys, `omitted` those that `keys` no longer shows.
+    Some keys, folded (see `core.fold`). `count` counts single keys, `omitted` those that `keys` no longer shows.
     """
 
     count: int = 0

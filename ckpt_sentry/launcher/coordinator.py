@@ -71,9 +71,9 @@ class Coordinator(EnvironmentOverlay):
     A socket to which the workers connect, and a job reporter behind it.
 
     Args:
-        run_id: the run of all workers, or None where they tell it themselves (a command may start several runs).
-        local_ranks: how many workers there are, or None where they tell that themselves.
-        knows_ends: whether whoever owns this tells how each worker ended; else what the connections show has to do.
+        run_id: the run of all workers, or None where their events tell it (a command may start several runs).
+        local_ranks: how many workers there are, or None where their events tell that.
+        knows_ends: whether the owner passes on how each worker ended; else a closed connection is all that is known.
     """
 
     def __init__(self, run_id: str | None, local_ranks: int | None, *, knows_ends: bool = True) -> None:
@@ -100,11 +100,11 @@ class Coordinator(EnvironmentOverlay):
 
     def close(self, *, ok: bool, signal: str | None = None) -> None:
         """
-        All workers are gone: stop listening and say what has not been said. May be called twice.
+        Stop listening and report what has not been reported: all workers are gone. May be called twice.
 
         Args:
-            ok: whether all went well, as the launcher tells by its exit code.
-            signal: by which signal the launcher says that a worker was killed, if it does.
+            ok: whether all went well, by the launcher's exit code.
+            signal: the signal that killed a worker, by the launcher's exit code, if it tells one.
         """
         if self._closed.is_set():
             return

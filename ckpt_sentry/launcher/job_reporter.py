@@ -1,7 +1,7 @@
 """
 The reporter of a job: folds the events of its ranks, keeps the records and prints one report for each load.
 
-Used by whoever hears more than one process: a launcher, and the collector.
+Used by a launcher, which receives the events of more than one process.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ PARTIAL_SECONDS = 5.0
 """A load that only some of the ranks take part in counts as complete after this much silence."""
 
 ANSWER_SECONDS = 3.0
-"""How long the report of a stall waits for the ranks to say where they stand."""
+"""How long the report of a stall waits for the ranks' answers."""
 
 NO_STACK = "(no answer: native code holds its interpreter, or the process is stopped)"
 
 LONGEST_WORD = 200
 MOST_RUNS = 1_000
-MOST_SAID = 10_000
+MOST_REPORTED = 10_000
 
 
 @dataclass(slots=True)
 class _Watch:
     """
-    A load that has not been said yet: whether it is good so far, or has raised on a rank, when it began and when
-    something was last heard of it.
+    A load that has not been reported yet: whether it is good so far, or has raised on a rank, when it began and when
+    its last event came.
 
     Times are of the monotonic clock, but for `since`, which is in seconds since the epoch. `asked` is when the ranks
-    were asked where they stand, or the first of them said so by itself; `hung` whether that has been reported.
+    were asked for their stacks, or the first of them sent its own; `hung` whether that has been reported.
     """
 
     since: float
@@ -76,8 +76,8 @@ class JobReporter:
     Reports for the workers of one launcher. May be called by threads.
 
     Args:
-        records: where everything that is heard is kept.
-        local_ranks: how many workers the launcher has; None where their own words tell that.
+        records: where every event is kept.
+        local_ranks: how many workers the launcher has; None where their events tell that.
         source: the receiver's name, where all events come to it as they happen; None where launchers pass them on, so
             that only the clocks of their nodes tell what was first.
     """
@@ -90,7 +90,7 @@ class JobReporter:
         self._source = source
         self._aggregator = Aggregator()
         self._watches: dict[str, _Watch] = {}
-        self._said: dict[str, None] = {}
+        self._reported: dict[str, None] = {}
         self._runs: dict[str, Aggregate | None] = {}
         self._ranks: dict[tuple[str, int], Identity] = {}
         self._vanished: deque[Identity] = deque(maxlen=MAX_RANKS)
@@ -148,7 +148,7 @@ class JobReporter:
 
     def runs(self) -> tuple[str, ...]:
         """
-        The runs of which something was heard.
+        The runs of which an event has come.
         """
         with self._lock:
             return tuple(self._runs)
@@ -170,7 +170,7 @@ class JobReporter:
 
     def tick(self) -> None:
         """
-        Say what is ready to be said. Called now and then while the workers run.
+        Report what is ready to be reported. Called now and then while the workers run.
         """
         with self._lock:
             self._report_ready()
@@ -181,7 +181,7 @@ class JobReporter:
 
     def settle(self) -> None:
         """
-        Say what is left: nothing more will come.
+        Report what is left: nothing more will come.
         """
         with self._lock:
             for load_id in self._watched():
@@ -193,17 +193,17 @@ class JobReporter:
     def _note(self, event: Event) -> None:
         who = event.identity
         load_id = otlp_json.load_id(event)
-        if load_id in self._said:
+        if load_id in self._reported:
             if not self._aggregator.begins_anew(event):
                 return
-            del self._said[load_id]
+            del self._reported[load_id]
         if not who.run_id:
             # Whoever started a process knows its pid, and not its rank.
             if (who.node, who.pid) in self._ranks:
                 self.on_event(replace(event, identity=self._ranks[who.node, who.pid]))
             return
         self._ranks[who.node, who.pid] = who
-        # Phases come on a way of their own, and what was not acknowledged comes again: no news of a load that was said.
+        # What was not acknowledged comes again: that is no news of a load that was reported.
         anew = self._aggregator.begins_anew(event)
         if anew:
             self._settle_run(who.run_id)
@@ -256,7 +256,7 @@ class JobReporter:
 
     def _watched(self) -> list[str]:
         """
-        The loads that have not been said. One that the aggregator had to forget, among too many, never will be.
+        The loads that have not been reported. One that the aggregator had to forget, among too many, never will be.
         """
         for load_id in [load_id for load_id in self._watches if self._aggregator.run_of(load_id) is None]:
             del self._watches[load_id]
@@ -264,7 +264,7 @@ class JobReporter:
 
     def _settle_run(self, run_id: str) -> None:
         """
-        Say what is left of a run: another that has its name begins.
+        Report what is left of a run: another that has its name begins.
         """
         for load_id in self._watched():
             if self._aggregator.run_of(load_id) == run_id:
@@ -287,17 +287,17 @@ class JobReporter:
 
     def _forget(self, load_id: str) -> None:
         """
-        Nothing more is to be said about a load: a job may make many thousands.
+        Forget a load that has been reported: a job may make many thousands.
         """
         self._watches.pop(load_id, None)
         self._aggregator.forget(load_id)
-        self._said[load_id] = None
-        _bound(self._said, MOST_SAID)
+        self._reported[load_id] = None
+        _bound(self._reported, MOST_REPORTED)
 
     @contained("job_reporter.say_hanging")
     def _report_hanging(self, load_id: str) -> None:
         """
-        Report a load that hangs. For ranks that are in it and did not answer, their last phase speaks.
+        Report a load that hangs. Ranks that are in it and did not answer are reported by their last phase.
         """
         progress = self._aggregator.progress(load_id)
         silent = progress.started - progress.finished - progress.stalled - progress.ended

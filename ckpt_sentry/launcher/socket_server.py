@@ -1,5 +1,5 @@
 """
-The launcher's end of all connections of its workers (`telemetry.connection`): a Unix socket that is its user's alone.
+The launcher's end of all connections of its workers (`transport.connection`): a Unix socket that is its user's alone.
 
 The socket lies in a folder of its own with mode 0700, so that no other user can reach it (unix(7), "Pathname socket
 ownership and permissions"), and whoever connects is asked for by `SO_PEERCRED`. There is no port and no token.
@@ -28,6 +28,7 @@ from ckpt_sentry.core import codec
 from ckpt_sentry.core.report import Identity
 from ckpt_sentry.dataclasses_ import dataclass, field
 from ckpt_sentry.patching.guard import contained
+from ckpt_sentry.transport.connection import json_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -50,8 +51,8 @@ _UCRED: Final = struct.Struct("3i")
 @dataclass(slots=True, eq=False)
 class _Peer:
     """
-    One connection. `greeted` once it has spoken as one of ours; `who` is None unless it is a worker's. `told` is how
-    many of the `taken` requests it knows of.
+    One connection. `greeted` once its first line was one of ours; `who` is None unless it is a worker's. `acknowledged`
+    is how many of the `taken` requests it knows of.
     """
 
     socket: socket.socket
@@ -60,18 +61,18 @@ class _Peer:
     who: Identity | None = None
     unread: bytearray = field(default_factory=bytearray)
     taken: int = 0
-    told: int = 0
+    acknowledged: int = 0
 
 
 class LauncherSocket:
     """
     Listens from `start` to `close`. From its own thread it calls `take(request)` with each OTLP request in JSON form,
-    and `gone(identity)` when a worker's connection has closed.
+    and `on_disconnect(identity)` when a worker's connection has closed.
     """
 
-    def __init__(self, take: Callable[[dict[str, Any]], object], gone: Callable[[Identity], object]) -> None:
+    def __init__(self, take: Callable[[dict[str, Any]], object], on_disconnect: Callable[[Identity], object]) -> None:
         self._take = take
-        self._gone = gone
+        self._on_disconnect = on_disconnect
         self._peers: dict[socket.socket, _Peer] = {}
         self._lock = threading.Lock()
         self._folder = _own_folder()
@@ -99,7 +100,7 @@ class LauncherSocket:
 
     def close(self) -> None:
         """
-        Take in what has arrived, and let all go; `gone` is not called any more.
+        Take in what has arrived, and let all go; `on_disconnect` is not called any more.
         """
         self._waker.close()
         self._thread.join(CLOSE_SECONDS)
@@ -117,7 +118,7 @@ class LauncherSocket:
         """
         Send a question to every worker. Never waits: a connection that takes nothing now is passed over.
         """
-        data = _line(question)
+        data = json_line(question)
         with self._lock:
             peers = [peer for peer in self._peers.values() if peer.who is not None]
         for peer in peers:
@@ -134,7 +135,7 @@ class LauncherSocket:
                 for sock in ready:
                     self._turn(sock)
             selector.unregister(self._wake)
-            # What workers have said right before their end, and before ours, lies here still.
+            # What workers have sent right before their end, and before ours, lies here still.
             until = time.monotonic() + DRAIN_SECONDS
             while (ready := [key.fileobj for key, _ in selector.select(0)]) and time.monotonic() < until:
                 for sock in ready:
@@ -151,7 +152,7 @@ class LauncherSocket:
         elif (peer := self._peers.get(sock)) is not None and not self._read(peer):
             self._drop(peer)
             if peer.who is not None and not self._closing:
-                self._gone(peer.who)
+                self._on_disconnect(peer.who)
 
     def _accept(self) -> None:
         try:
@@ -205,12 +206,12 @@ class LauncherSocket:
         peer.unread += data
         if b"\n" in data:
             *whole, peer.unread = peer.unread.split(b"\n")
-            if not all(self._hear(peer, line) for line in whole):
+            if not all(self._receive(peer, line) for line in whole):
                 return False
         self._acknowledge(peer)
         return bool(data) and len(peer.unread) <= MAX_LINE
 
-    def _hear(self, peer: _Peer, line: bytes | bytearray) -> bool:
+    def _receive(self, peer: _Peer, line: bytes | bytearray) -> bool:
         """
         Take one line; False where it is not of ours.
         """
@@ -233,12 +234,12 @@ class LauncherSocket:
         self._take(request)
 
     def _acknowledge(self, peer: _Peer) -> None:
-        if peer.told == peer.taken:
+        if peer.acknowledged == peer.taken:
             return
         try:
             # A few bytes are taken whole or not at all; whoever does not read them does not wait for them either.
-            peer.socket.send(_line({"taken": peer.taken}), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-            peer.told = peer.taken
+            peer.socket.send(json_line({"taken": peer.taken}), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            peer.acknowledged = peer.taken
         except OSError:
             return
 
@@ -257,7 +258,3 @@ def _own_folder() -> str:
 def _most_open() -> int:
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MOST_OPEN if files == resource.RLIM_INFINITY else max(1, min(MOST_OPEN, files // SHARE_OF_FILES))
-
-
-def _line(words: Mapping[str, Any]) -> bytes:
-    return json.dumps(words, separators=(",", ":")).encode() + b"\n"

@@ -1,5 +1,5 @@
 """
-Counting what a fold stands for (see `audit.fold`), without expanding it: a fold from outside may stand for billions.
+Counting what a fold stands for (see `core.fold`), without expanding it: a fold from outside may stand for billions.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ def _details(one: Aggregate) -> list[str]:
     error = one.error
     if error is None:
         return []
-    first = f"rank {error.first_rank} first" if one.world_size > 1 and sees_all(one) and not _was_told(one) else ""
+    first = f"rank {error.first_rank} first" if one.world_size > 1 and sees_all(one) and not _is_echo(one) else ""
     first += " by the machines' clocks" if first and error.order_by == "clock" else ""
     stage = doing(error.phase) if error.phase and not is_refused(one) else ""
     return [", ".join(filter(None, (first, stage)))]
@@ -216,7 +216,7 @@ def _waiting(one: Aggregate) -> str:
     return f"{some:,} of {words.count(one.world_size, 'rank')} {'waits' if some == 1 else 'wait'}"
 
 
-def _was_told(one: Aggregate) -> bool:
+def _is_echo(one: Aggregate) -> bool:
     """
     Whether the first error only says that another rank has failed: then nobody here failed first.
     """

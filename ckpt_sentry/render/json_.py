@@ -186,7 +186,7 @@ def _fewer_group_keys(keep: int) -> Callable[[_Data], object]:
                     _cut_keys(report[name], keep)
             for name in ("mismatched", "casts"):
                 if len(report.get(name, ())) > keep:
-                    _say_left_out(load, f"{len(report[name]) - keep:,} {name} of ranks {group['ranks'][:40]}")
+                    _add_left_out(load, f"{len(report[name]) - keep:,} {name} of ranks {group['ranks'][:40]}")
                     del report[name][keep:]
 
     return shrink
@@ -217,12 +217,12 @@ def _fewer(names: tuple[str, ...], keep: int) -> Callable[[_Data], object]:
             if len(load[name]) > keep:
                 gone = len(load[name]) - keep
                 del load[name][keep:]
-                _say_left_out(load, f"{gone:,} {name}")
+                _add_left_out(load, f"{gone:,} {name}")
 
     return shrink
 
 
-def _say_left_out(load: _Data, what: str) -> None:
+def _add_left_out(load: _Data, what: str) -> None:
     text_ = f"left out of this report: {what}"
     load["findings"].append({"code": "left_out", "level": "info", "ranks": "", "text": text_, "next": None})
 

@@ -89,6 +89,7 @@ def block(
     What a load came to, in at most `limit` lines of at most `width` cells (40 at least): what, where, why, what now.
 
     `hints` are commands, each with what it is good for, that stand below the next steps; None: that of `every_key`.
+    The last line names `ckpt-sentry explain` where nothing says what to do about the cause.
     """
     page = Page(width, glyphs)
     found = _unexplained(one)
@@ -103,6 +104,8 @@ def block(
         tail.section("" if place else "next", step, at_most=2)
     for hint in (every_key(one),) if hints is None else hints:
         tail.section("" if steps or len(tail.lines) else "next", hint, "command", at_most=2)
+    if (code := _to_explain(found)) is not None:
+        tail.section("" if tail.lines else "next", f"ckpt-sentry explain {code}    what it means", "command", at_most=1)
     room = limit - len(tail.lines)
     if len(page.lines) > room:
         left_out = len(page.lines) - room + 1
@@ -129,6 +132,17 @@ def full(one: Aggregate, width: int = 100, glyphs: Glyphs = UNICODE, rows: int |
     _all_groups(page, one, most)
     _durations(page, one)
     return page.lines
+
+
+def _to_explain(found: list[RankFinding]) -> str | None:
+    """
+    The code of a cause without a next step of its own, of which the catalogue has more to say than the report.
+    """
+    cause = found[0] if found else None
+    if cause is None or cause.level == "info" or cause.next is not None:
+        return None
+    known = codes.BY_NAME.get(cause.code)
+    return cause.code if known is not None and known.is_told_at_length else None
 
 
 def _worth_a_word(one: Aggregate) -> list[RankFinding]:

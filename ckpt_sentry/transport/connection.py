@@ -1,12 +1,12 @@
 """
 A worker's one connection to its launcher: events out, acknowledged; questions in.
 
-A Unix stream socket, one JSON object a line. The first line is `{"pid": N}`. A worker that others may wait for says
+A Unix stream socket, one JSON object a line. The first line is `{"pid": N}`. A worker that others may wait for sends
 `{"who": Identity}`; each other line is one OTLP request in JSON form. The launcher (`socket_server`) answers
 `{"taken": N}`, how many requests it has taken in so far, and sends questions, `{"loads": {…}}`, at any time.
 
 What the kernel has taken arrives, even if the worker is killed right after. So nobody waits here, but whoever has to
-know that the launcher reads: one that was stopped takes connections and bytes, and says nothing.
+know that the launcher reads: one that was stopped takes connections and bytes, and acknowledges nothing.
 
 The price is one parked daemon thread, which answers questions also while the main thread is blocked in native code. No
 signal is sent and no signal handler is set: both are the host's.
@@ -31,7 +31,7 @@ from ckpt_sentry.patching.guard import contained, let_through
 from ckpt_sentry.transport import otlp_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ckpt_sentry.core.report import Identity
     from ckpt_sentry.transport.events import Event
@@ -71,7 +71,7 @@ class Connection:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             _connect(self._socket, path)
-            self._write(_line({"pid": os.getpid()}), CONNECT_SECONDS)
+            self._write(json_line({"pid": os.getpid()}), CONNECT_SECONDS)
         except BaseException:
             self._socket.close()
             raise
@@ -79,19 +79,19 @@ class Connection:
 
     def introduce(self, who: Identity, answer: Callable[[dict[str, Any]], object]) -> None:
         """
-        Say which worker this is, where that is news: from then on it is missed when it is gone, and asked.
+        Send which worker this is, where that is news: from then on it is missed when it is gone, and asked.
 
         `answer(question)` is called on the thread of this connection.
         """
         self._answer = answer
-        if who != self._who and self._hand_over(_line({"who": codec.dump(who)}), CONNECT_SECONDS):
+        if who != self._who and self._hand_over(json_line({"who": codec.dump(who)}), CONNECT_SECONDS):
             self._who = who
 
     def send(self, event: Event, seconds: float) -> bool:
         """
         Hand one event over; True once the kernel has it. Waits only where the launcher has long not read.
         """
-        return self._hand_over(_line(otlp_json.encode((event,))), seconds, event)
+        return self._hand_over(json_line(otlp_json.encode((event,))), seconds, event)
 
     def _hand_over(self, line: bytes, seconds: float, event: Event | None = None) -> bool:
         mine = threading.get_ident()
@@ -122,7 +122,7 @@ class Connection:
     def taken(self, seconds: float) -> bool:
         """
         Whether the launcher has taken in all that was sent; waits for that at most `seconds`, and not at all for a
-        launcher that has kept somebody waiting (`SILENT_SECONDS`) and has said nothing since.
+        launcher that has kept somebody waiting (`SILENT_SECONDS`) and has acknowledged nothing since.
         """
         with self._news:
             if self._silent_at == self._taken:
@@ -185,7 +185,7 @@ class Connection:
             while len(unread) <= MAX_LINE and (data := self._socket.recv(MAX_LINE)):
                 *whole, unread = (unread + data).split(b"\n")
                 for line in whole:
-                    self._hear(line)
+                    self._receive(line)
         except (
             OSError,
             ValueError,
@@ -198,7 +198,7 @@ class Connection:
             with self._news:
                 self._news.notify_all()
 
-    def _hear(self, line: bytes) -> None:
+    def _receive(self, line: bytes) -> None:
         words = json.loads(line)
         taken = words.pop("taken", None)
         if taken is None:
@@ -287,7 +287,10 @@ def _connect(sock: socket.socket, path: str) -> None:
     sock.settimeout(None)
 
 
-def _line(words: dict[str, Any]) -> bytes:
+def json_line(words: Mapping[str, Any]) -> bytes:
+    """
+    One message of the wire, in either direction.
+    """
     return json.dumps(words, separators=(",", ":")).encode() + b"\n"
 
 

@@ -1,14 +1,22 @@
 """
-The providers of a job that has none of its own: private, never global, and with one way out for each signal.
+The providers of a job that has none of its own: private, never global, each signal sent to one endpoint over HTTP.
 
 All of it runs on the agent's own thread, so that a slow endpoint is not the host's time.
 """
 
 from __future__ import annotations
 
+import encodings.idna  # noqa: F401 -- the first look-up of a host name imports it, on whatever thread that is
+import gzip
 import logging
 import os
-from typing import TYPE_CHECKING, Any
+import ssl
+import urllib.error
+import urllib.request
+import zlib
+from collections import deque
+from http.client import HTTPException
+from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry import context
 from opentelemetry.exporter.otlp.proto.common._log_encoder import encode_logs
@@ -26,16 +34,92 @@ from opentelemetry.sdk.version import __version__ as sdk_version
 from ckpt_sentry import names
 from ckpt_sentry.masking import mask
 from ckpt_sentry.transport import otel_env
-from ckpt_sentry.transport.otel_http import Route
-from ckpt_sentry.transport.otel_ids import Ids
-from ckpt_sentry.transport.otel_signals import Signals
+from ckpt_sentry.transport.otel_signals import Ids, Signals
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ckpt_sentry.core.report import Identity
+    from ckpt_sentry.transport.otel_env import Target
 
-__all__ = ["Pipeline"]
+__all__ = ["Pipeline", "Route"]
+
+_PENDING: Final = 256
+"""Requests kept for an endpoint that does not answer; the oldest go first."""
+
+_TRY_AGAIN: Final = frozenset({408, 429, 502, 503, 504})
+
+
+class Route:
+    """
+    Requests to one target over HTTP, in order. What it could not take stays, up to a bound, for the next time.
+
+    The SDK's own exporter does more than a guest may: it draws from the global `random` for each request, which moves
+    the host's shuffles, writes its troubles to logging, where they land on the job's terminal, and drops a batch whose
+    endpoint restarts.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.problem: str | None = None
+        """Why a request was not taken, the last time that one was not, in a few words."""
+        self._pending: deque[bytes] = deque(maxlen=_PENDING)
+        self._opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=_tls(target)))
+
+    def __bool__(self) -> bool:
+        """
+        Whether requests wait for the target to come back.
+        """
+        return bool(self._pending)
+
+    def add(self, request: bytes) -> None:
+        self._pending.append(request)
+
+    def send(self) -> bool:
+        """
+        Send what is there, until something is to be tried again later; each request takes up to the target's timeout.
+
+        True if all was taken. What the target refuses for good is dropped.
+        """
+        taken = True
+        while self._pending:
+            request = self._pending[0]
+            try:
+                self._post(request)
+            except urllib.error.HTTPError as error:
+                error.close()
+                self.problem = f"HTTP {error.code}"
+                if error.code in _TRY_AGAIN:
+                    return False
+                taken = False
+            except (OSError, ValueError, HTTPException) as error:
+                self.problem = str(getattr(error, "reason", error)) or type(error).__name__
+                return False
+            if self._pending and self._pending[0] is request:
+                self._pending.popleft()
+        return taken
+
+    def _post(self, body: bytes) -> None:
+        headers = {"Content-Type": "application/x-protobuf", "User-Agent": "ckpt_sentry"} | dict(self.target.headers)
+        if self.target.compression == "gzip":
+            body, headers["Content-Encoding"] = gzip.compress(body), "gzip"
+        elif self.target.compression == "deflate":
+            body, headers["Content-Encoding"] = zlib.compress(body), "deflate"
+        request = urllib.request.Request(self.target.url, body, headers, method="POST")  # noqa: S310 -- OTEL_* says it
+        with self._opener.open(request, timeout=self.target.timeout) as response:
+            response.read()
+
+
+def _tls(target: Target) -> ssl.SSLContext | None:
+    """
+    What the certificates in the environment ask for; None for the default. Raises OSError for a file that is no use.
+    """
+    if not target.url.lower().startswith("https:"):
+        return None
+    context = ssl.create_default_context(cafile=target.certificate)
+    if target.client_certificate:
+        context.load_cert_chain(target.client_certificate, target.client_key)
+    return context
 
 
 class _Spans(trace_export.SpanExporter):
@@ -88,12 +172,12 @@ class Pipeline:
 
     def __init__(self, identity: Identity, environ: Mapping[str, str] = os.environ) -> None:
         self._spans, self._logs = _Spans(), _Logs()
-        self._lanes: dict[str, Route] = {}
+        self._routes: dict[str, Route] = {}
         self._console: set[str] = set()
         for signal in otel_env.SIGNALS:
             asked = otel_env.exporters(environ, signal)
             if "otlp" in asked:
-                self._lanes[signal] = Route(otel_env.target(environ, signal))
+                self._routes[signal] = Route(otel_env.target(environ, signal))
             if "console" in asked:
                 self._console.add(signal)
         self._problem: str | None = None
@@ -106,7 +190,7 @@ class Pipeline:
         """
         self.identity = identity
         resource = _resource(identity)
-        wanted = self._lanes.keys() | self._console
+        wanted = self._routes.keys() | self._console
         tracers = TracerProvider(resource=resource, shutdown_on_exit=False, id_generator=Ids())
         tracers.add_span_processor(trace_export.SimpleSpanProcessor(self._spans))
         loggers = LoggerProvider(resource=resource, shutdown_on_exit=False)
@@ -153,20 +237,20 @@ class Pipeline:
         # Whoever instruments the host's HTTP client must not make spans of this.
         token = context.attach(context.set_value(context._SUPPRESS_INSTRUMENTATION_KEY, value=True))  # noqa: SLF001
         try:
-            taken = [route.send() for route in self._lanes.values()]
+            taken = [route.send() for route in self._routes.values()]
         finally:
             context.detach(token)
-        for route in self._lanes.values():
-            self._say(route)
+        for route in self._routes.values():
+            self._log_problem(route)
         return all(taken)
 
     def _hand_over(self, signal: str, batch: Any, encode: Any, console: Any) -> None:
-        if (route := self._lanes.get(signal)) is not None:
+        if (route := self._routes.get(signal)) is not None:
             route.add(encode(batch).SerializeToString())
         if signal in self._console:
             console().export(batch)
 
-    def _say(self, route: Route) -> None:
+    def _log_problem(self, route: Route) -> None:
         """
         Tell whoever listens to our logger once why telemetry does not leave; a terminal that shows warnings does not.
         """

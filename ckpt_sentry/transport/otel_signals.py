@@ -7,6 +7,9 @@ leave it. What a killed rank began is told by the log events.
 
 from __future__ import annotations
 
+import os
+import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from opentelemetry._logs import SeverityNumber
@@ -27,9 +30,10 @@ from ckpt_sentry import __version__, identity, names
 from ckpt_sentry.core import codec
 from ckpt_sentry.core.escape import cut
 from ckpt_sentry.transport import otlp_json
-from ckpt_sentry.transport.otel_ids import Ids
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from opentelemetry._logs import LoggerProvider
     from opentelemetry.metrics import Histogram, MeterProvider
     from opentelemetry.trace import Span, Tracer, TracerProvider
@@ -37,7 +41,7 @@ if TYPE_CHECKING:
     from ckpt_sentry.core.report import LoadReport
     from ckpt_sentry.transport.events import Event, LoadFinished
 
-__all__ = ["Signals"]
+__all__ = ["Ids", "Signals"]
 
 _SECONDS: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800)
 _RATIOS: Final = (0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.999, 1)
@@ -65,7 +69,53 @@ _TOP: Final = (
 _INT64: Final = range(-(2**63), 2**63)
 
 
-class _Place(NamedTuple):
+class Ids(IdGenerator):
+    """
+    Span ids that no two ranks share, and the ids of the root that all ranks share.
+
+    The SDK's generator draws from the global `random`: ranks that call `random.seed(0)` get the same span ids, and each
+    draw moves the host's own sequence. This one draws from `entropy` (a number of bytes to that many random bytes), by
+    default the operating system, so a fork needs no new seed either. `given` dictates ids instead.
+    """
+
+    def __init__(self, entropy: Callable[[int], bytes] = os.urandom) -> None:
+        self._entropy = entropy
+        self._dictated = threading.local()
+
+    @contextmanager
+    def given(self, trace_id: int, span_id: int) -> Iterator[None]:
+        """
+        The next span that this thread starts within the block has these ids (the trace id only if it has no parent).
+        """
+        self._dictated.ids = (trace_id, span_id)
+        try:
+            yield
+        finally:
+            self._dictated.ids = None
+
+    def generate_trace_id(self) -> int:
+        dictated: tuple[int, int] | None = getattr(self._dictated, "ids", None)
+        return dictated[0] if dictated else self._draw(16)
+
+    def generate_span_id(self) -> int:
+        dictated: tuple[int, int] | None = getattr(self._dictated, "ids", None)
+        self._dictated.ids = None
+        return dictated[1] if dictated else self._draw(8)
+
+    def is_trace_id_random(self) -> bool:
+        # A derived trace id is a hash: as evenly spread as a random one, which is all that samplers ask for.
+        return True
+
+    def _draw(self, size: int) -> int:
+        """
+        A number of `size` bytes, not 0: neither a trace nor a span may have that id.
+        """
+        while not (number := int.from_bytes(self._entropy(size), "big")):
+            pass
+        return number
+
+
+class _Trace(NamedTuple):
     """
     Where a load hangs: its trace, the root of all ranks, and what TRACEPARENT puts above that root.
     """
@@ -75,7 +125,7 @@ class _Place(NamedTuple):
     above: int | None
 
     @classmethod
-    def of(cls, load_id: str) -> _Place:
+    def of(cls, load_id: str) -> _Trace:
         root_id = int(identity.root_span_id(load_id), 16)
         if (outer := identity.traceparent()) is None:
             return cls(int(load_id, 16), root_id, None)
@@ -112,7 +162,7 @@ class Signals:
         self._logger.emit(
             timestamp=_nanoseconds(event.at),
             # An event of a rank or a run belongs to no trace: not to the one that is open by chance, either.
-            context=_Place.of(load_id).below_root() if load_id else _nowhere(),
+            context=_Trace.of(load_id).below_root() if load_id else _nowhere(),
             severity_number=SeverityNumber(severity),
             severity_text=SeverityNumber(severity).name,
             body=_sendable(codec.dump(event)),
@@ -126,7 +176,7 @@ class Signals:
         """
         report = finished.report
         attributes = _sendable(otlp_json.attributes(finished))
-        place = _Place.of(report.load_id)
+        place = _Trace.of(report.load_id)
         context = place.below_root()
         if self._tracer is not None:
             if report.identity.rank == 0 and self._ids is not None:
@@ -135,7 +185,7 @@ class Signals:
         if self._meters is not None:
             self._meters.record(report, context)
 
-    def _root(self, tracer: Tracer, ids: Ids, report: LoadReport, place: _Place, attributes: dict[str, Any]) -> None:
+    def _root(self, tracer: Tracer, ids: Ids, report: LoadReport, place: _Trace, attributes: dict[str, Any]) -> None:
         """
         The span above all ranks. One rank makes it, in its own times: no rank knows the others'.
         """

@@ -42,4 +42,5 @@ def test_an_unknown_one() -> None:
         2,
         "ckpt-sentry explain: there is no finding renamed_key; did you mean renamed_keys?\n",
     )
+    assert explain("rank_kill").stderr.endswith("did you mean rank_killed, rank_stalled, rank_raised?\n")
     assert explain("\x1b[31m").stderr.startswith("ckpt-sentry explain: there is no finding \\x1b[31m: `ckpt-sentry")

@@ -334,6 +334,24 @@ def test_ascii_glyphs_bring_nothing_else(one: Aggregate) -> None:
     assert not own & set(shown) or own & set(repr(one))
 
 
+def test_the_last_line_explains_a_cause_without_a_next_step() -> None:
+    terminated, killed_ = (
+        seen(started(1, 2), finished(0, 2), killed(1, signal, 2), over(ok=False)) for signal in ("SIGTERM", "SIGKILL")
+    )
+    assert [one.findings[0].next is None for one in (terminated, killed_)] == [True, False]
+    assert "ckpt-sentry explain" not in block(killed_)
+    assert block(terminated).splitlines()[-1] == "              ckpt-sentry explain rank_killed    what it means"
+    short = text.plain(text.block(terminated, 60, limit=4)).splitlines()
+    assert len(short) <= 4
+    assert short[-1].split()[:3] == ["ckpt-sentry", "explain", "rank_killed"]
+
+
+def test_a_cause_whose_sentence_is_all_there_is_to_say_is_not_explained() -> None:
+    found = Finding("rank_raised", "error", "ValueError: no", facts=(("type", "ValueError"), ("message", "no")))
+    one = seen(finished(0, 1, verdict="failed", error=LoadError("ValueError", "no", "plan"), findings=(found,)))
+    assert "ckpt-sentry explain" not in block(one)
+
+
 def test_keys_listed_in_a_sentence_are_not_said_twice() -> None:
     keys = KeyList(3, ("a{0-2}",))
     for may_be, shown in (
@@ -403,6 +421,7 @@ ckpt_sentry ✗ dcp.load failed on rank 1 after 2.0 s · while planning
   raised      RuntimeError: Missing key in checkpoint state_dict: w.
   next        ckpt-sentry report run7-a1b2    every key
               ckpt-sentry run -- COMMAND    one report for all ranks
+              ckpt-sentry explain missing_keys    what it means
 """
     )
 
@@ -555,6 +574,7 @@ def test_a_shape_and_a_missing_key_are_both_the_cause_where_torch_raised_for_the
         "  also        5 keys of the checkpoint are not in the model",
         "  coverage    98.6 % of keys, 99.9 % of elements would have loaded",
         "  next        ckpt-sentry report run7-a1b2    every key",
+        "              ckpt-sentry explain shape_mismatch    what it means",
     ]
 
 

@@ -30,9 +30,8 @@ from ckpt_sentry.core import codec
 from ckpt_sentry.core.report import Coverage, Finding, Identity, KeyList, LoadError, LoadReport, Phase, ShapeMismatch
 from ckpt_sentry.transport import otel, otel_env, otlp_json
 from ckpt_sentry.transport.events import LoadFinished, LoadStarted, RunEnded
-from ckpt_sentry.transport.otel_http import Route
-from ckpt_sentry.transport.otel_ids import Ids
-from ckpt_sentry.transport.otel_signals import Signals
+from ckpt_sentry.transport.otel_private import Route
+from ckpt_sentry.transport.otel_signals import Ids, Signals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

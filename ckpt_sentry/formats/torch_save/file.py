@@ -80,7 +80,7 @@ class PickleFacts:
     opaque: tuple[str, ...] = ()
 
 
-class _Place(NamedTuple):
+class _Extent(NamedTuple):
     """
     Where a storage's bytes lie in the file: see `Slot`. `nbytes` is their number.
     """
@@ -97,7 +97,7 @@ class _Raw(NamedTuple):
 
     value: object
     opaque: tuple[str, ...]
-    places: Mapping[str, _Place]
+    extents: Mapping[str, _Extent]
 
 
 def read(path: str | os.PathLike[str]) -> PickleFacts:
@@ -178,12 +178,12 @@ def _read_archive(path: str, archive: zipfile.ZipFile) -> _Raw:
     order = next((info for info in infos if info.filename == f"{root}byteorder"), None)
     little = order is None or (order.file_size <= 16 and archive.read(order) == b"little")  # noqa: PLR2004 a word
     prefix = f"{root}data/"
-    places = {
-        info.filename[len(prefix) :]: _Place(0, info.file_size, info.header_offset)
+    extents = {
+        info.filename[len(prefix) :]: _Extent(0, info.file_size, info.header_offset)
         for info in infos
         if info.filename.startswith(prefix) and info.compress_type == zipfile.ZIP_STORED and little
     }
-    return _Raw(loaded.value, loaded.unknown, places)
+    return _Raw(loaded.value, loaded.unknown, extents)
 
 
 def _read_legacy(path: str) -> _Raw:
@@ -224,25 +224,25 @@ def _parse_legacy(path: str, data: bytes, size: int) -> _Raw:
     if not isinstance(keys.value, list):
         raise UnreadablePickle("has no list of storages")
     little = not isinstance(system.value, dict) or system.value.get("little_endian") is not False
-    places, cursor = {}, keys.end
+    extents, cursor = {}, keys.end
     for key in keys.value:
         storage = storages.get(key) if isinstance(key, str) else None
         if storage is None:
             raise UnreadablePickle("lists a storage that no tensor uses")
-        places[storage.key] = _Place(cursor + 8, storage.nbytes)
+        extents[storage.key] = _Extent(cursor + 8, storage.nbytes)
         cursor += 8 + storage.nbytes
     if cursor > size:
         raise HeaderError("truncated_file", f"{_name(path)} has {size:,} of {cursor:,} bytes", _AGAIN)
-    return _Raw(loaded.value, loaded.unknown, places if little else {})
+    return _Raw(loaded.value, loaded.unknown, extents if little else {})
 
 
 def _facts(path: str, raw: _Raw) -> PickleFacts:
     top = _as_dict(raw.value)
     if top is None:
         return PickleFacts(_type(raw.value), opaque=raw.opaque)
-    inventory, slots = _state(path, top, raw.places)
+    inventory, slots = _state(path, top, raw.extents)
     under, inner = _find_nested(top)
-    nested, nested_slots = _state(path, inner, raw.places) if inner is not None else (None, {})
+    nested, nested_slots = _state(path, inner, raw.extents) if inner is not None else (None, {})
     others = tuple(sorted(key for key in inventory.entries if key != (under or "").split(".")[0])) if under else ()
     return PickleFacts("dict", inventory, slots, under, nested, nested_slots, others, raw.opaque)
 
@@ -264,7 +264,7 @@ def _key(key: object) -> str:
 
 
 def _state(
-    path: str, values: Mapping[object, object], places: Mapping[str, _Place]
+    path: str, values: Mapping[object, object], extents: Mapping[str, _Extent]
 ) -> tuple[Inventory, dict[str, Slot]]:
     entries: dict[str, Entry] = {}
     slots: dict[str, Slot] = {}
@@ -279,7 +279,7 @@ def _state(
         entries[name] = Entry(value.shape, value.dtype)
         if id(value) not in known:
             # A file may refer to one tensor by very many names.
-            known[id(value)] = _slot(path, value, places), _owner(value, name, owners)
+            known[id(value)] = _slot(path, value, extents), _owner(value, name, owners)
         slots[name], owner = known[id(value)]
         if owner is not None and owner != name:
             ties[name] = owner
@@ -295,9 +295,9 @@ def _owner(tensor: Tensor, name: str, owners: dict[tuple[str, int, Shape], str])
     return owners.setdefault((tensor.storage.key, tensor.offset, tensor.shape), name)
 
 
-def _slot(path: str, tensor: Tensor, places: Mapping[str, _Place]) -> Slot:
+def _slot(path: str, tensor: Tensor, extents: Mapping[str, _Extent]) -> Slot:
     nowhere = Slot(path, tensor.dtype, tensor.shape, None)
-    place = places.get(tensor.storage.key) if tensor.storage is not None else None
+    place = extents.get(tensor.storage.key) if tensor.storage is not None else None
     if place is None:
         return nowhere
     strides = tensor.strides
@@ -327,7 +327,7 @@ def _find_nested(top: Mapping[object, object]) -> tuple[str | None, Mapping[obje
             if isinstance(key, str) and (inner := _as_dict(value)) is not None
             if key in _USUAL_NAMES or not (own or "optim" in key[:_NAME_PART].lower())
         ]
-        # By identity, each once, under its likeliest name: a file may refer to one dict from very many places.
+        # By identity, each once, under its likeliest name: a file may refer to one dict from very many extents.
         level.sort(key=lambda item: _rank(item[0]), reverse=True)
         unique = {id(inner): (path, inner) for path, inner in level if id(inner) not in seen}
         seen |= unique.keys()
