@@ -1,6 +1,6 @@
 """
-Loads by nn.Module, torch, safetensors, transformers and `Accelerator.load_state` with each function of their integrations
-broken in turn, compared with the same loads without the agent.
+Loads by nn.Module, torch, safetensors, transformers and `Accelerator.load_state`, with each function of their
+integrations broken in turn, compared with the same loads without the agent.
 
 Prints what `tests.chaos.run` does.
 """
