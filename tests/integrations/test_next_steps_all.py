@@ -13,7 +13,7 @@ import ckpt_sentry
 
 SOURCE: Final = Path(ckpt_sentry.__file__).parent
 TESTS: Final = Path(__file__).parent.parent
-PLACES: Final = {"Finding": 3, "RankFinding": 4, "RankStatement": 2, "finding": 2}
+PLACES: Final = {"Finding": 3, "RankFinding": 4, "RankStatement": 2, "_problem": 3, "finding": 2}
 """Where the next step stands among the arguments."""
 
 FOLLOWED: Final = {

@@ -138,7 +138,9 @@ def rank_local(path: str, rank: int | None) -> Finding | None:
         used = f"__{ranks[0] if rank is None else rank}.metadata"
         text = f"{where}: {used} was used, which knows the parts of that rank alone"
         return Finding("rank_local_metadata", "warning", text, step)
-    return Finding("rank_local_metadata", "error", f"{where}, rank {rank} has none", step)
+    # Which rank it is that has none is no fact of the checkpoint: its others say the same of themselves.
+    facts = (("where", where),)
+    return Finding("rank_local_metadata", "error", f"{where}, rank {rank} has none", step, facts)
 
 
 def _told_by(error: BaseException | None, path: str) -> tuple[Finding, ...]:

@@ -31,11 +31,11 @@ def findings(
     cut = tuple(one for one in shards.short if one.size)
     problems = []
     if shards.missing:
-        text = f"{_of_files(path, shards.missing, shards.files, 'missing')}; {_lost(metadata, set(shards.missing))}"
-        problems.append(Finding("shard_missing", "error", text, _repair(path)))
+        which = _of_files(path, shards.missing, shards.files, "missing")
+        problems.append(_problem("shard_missing", which, _lost(metadata, set(shards.missing)), path))
     if empty:
-        text = f"{_of_files(path, empty, shards.files, 'empty (0 bytes)')}; {_lost(metadata, set(empty))}"
-        problems.append(Finding("shard_empty", "error", text, _repair(path)))
+        which = _of_files(path, empty, shards.files, "empty (0 bytes)")
+        problems.append(_problem("shard_empty", which, _lost(metadata, set(empty)), path))
     if cut:
         problems.append(_truncated(path, cut, shards, metadata))
     problems += _denied(shards.denied)
@@ -54,18 +54,25 @@ def damaged(path: str, metadata: DcpMetadata, first: Iterable[dcp_contents.Part]
     if not seen.parts:
         return ()
     files = tuple(sorted({metadata.storage[part].file for part in seen.parts}, key=by_number))
-    text = f"{_of_files(path, files, len(metadata.files), 'damaged')}; "
+    which = _of_files(path, files, len(metadata.files), "damaged")
     if seen.whole:
         keys = {key for key, _ in seen.parts}
-        text += f"{_count(keys, metadata)}, no longer hold what was saved: {in_short(keys)}"
-        return (Finding("shard_damaged", "error", text, _repair(path)),)
+        lost = f"{_count(keys, metadata)}, no longer hold what was saved: {in_short(keys)}"
+        return (_problem("shard_damaged", which, lost, path),)
     # Which parts were seen differs from rank to rank; which files they are in seldom does.
-    text += _lost(metadata, set(files))
     unseen = f"not all of the {len(metadata.storage):,} parts in the files of {shown_path(path)} were looked at"
     return (
-        Finding("shard_damaged", "error", text, _repair(path)),
+        _problem("shard_damaged", which, _lost(metadata, set(files)), path),
         Finding("shards_not_checked", "info", unseen),
     )
+
+
+def _problem(code: str, which: str, lost: str, path: str) -> Finding:
+    """
+    A finding on files: which, who wrote them, and what lies in them. That is the same whichever rank looks.
+    """
+    facts = (("which", which), ("lost", lost))
+    return Finding(code, "error", f"{which}; {lost}", _repair(path), facts)
 
 
 def in_short(names: Collection[str]) -> str:
@@ -126,14 +133,14 @@ def _truncated(
     }
     worst = cut[0]
     if len(cut) == 1:
-        text = f"{shown_path(os.path.join(path, worst.file))} is cut off"
-        text += f": {worst.size:,} of at least {worst.needed:,} bytes"
+        which = f"{shown_path(os.path.join(path, worst.file))} is cut off"
+        which += f": {worst.size:,} of at least {worst.needed:,} bytes"
     else:
         names = in_short([one.file for one in cut])
-        text = f"{len(cut)} of {shards.files} files of {shown_path(path)} are cut off: {names}"
-        text += f" ({shown_path(worst.file)}: {worst.size:,} of at least {worst.needed:,} bytes)"
-    text += f"; {_count(keys, metadata)}, lie beyond: {in_short(keys)}"
-    return Finding("shard_truncated", "error", text, _repair(path))
+        which = f"{len(cut)} of {shards.files} files of {shown_path(path)} are cut off: {names}"
+        which += f" ({shown_path(worst.file)}: {worst.size:,} of at least {worst.needed:,} bytes)"
+    lost = f"{_count(keys, metadata)}, lie beyond: {in_short(keys)}"
+    return _problem("shard_truncated", which, lost, path)
 
 
 def _denied(denied: tuple[dcp_files.Denied, ...]) -> list[Finding]:

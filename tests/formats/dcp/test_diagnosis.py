@@ -73,6 +73,11 @@ def only(findings: tuple[Finding, ...]) -> Finding:
     return findings[0]
 
 
+def of_files(code: str, which: str, lost: str) -> Finding:
+    step = "copy it again from where it was saved; else load another checkpoint, or save again"
+    return Finding(code, "error", f"{which}; {lost}", step, (("which", which), ("lost", lost)))
+
+
 def test_a_good_checkpoint_has_no_findings(checkpoint: Path) -> None:
     assert diagnose(checkpoint) == ()
 
@@ -256,11 +261,10 @@ def test_metadata_of_something_else(checkpoint: Path) -> None:
 def test_missing_shard(checkpoint: Path) -> None:
     file = checkpoint / shard_of(checkpoint, "model.weight")
     file.unlink()
-    assert only(diagnose(checkpoint, error=failure_of(checkpoint))) == Finding(
+    assert only(diagnose(checkpoint, error=failure_of(checkpoint))) == of_files(
         "shard_missing",
-        "error",
-        f"{file} is missing, 1 of 3 files, written by rank 0; held 1 of 3 keys, whole or in part: model.weight",
-        "copy it again from where it was saved; else load another checkpoint, or save again",
+        f"{file} is missing, 1 of 3 files, written by rank 0",
+        "held 1 of 3 keys, whole or in part: model.weight",
     )
 
 
@@ -277,12 +281,10 @@ def test_truncated_shard(checkpoint: Path) -> None:
     file = checkpoint / shard_of(checkpoint, "model.weight")
     size = file.stat().st_size
     os.truncate(file, size // 2)
-    assert only(diagnose(checkpoint, error=failure_of(checkpoint))) == Finding(
+    assert only(diagnose(checkpoint, error=failure_of(checkpoint))) == of_files(
         "shard_truncated",
-        "error",
-        f"{file} is cut off: {size // 2:,} of at least {size:,} bytes; "
+        f"{file} is cut off: {size // 2:,} of at least {size:,} bytes",
         "1 of 3 keys, whole or in part, lie beyond: model.weight",
-        "copy it again from where it was saved; else load another checkpoint, or save again",
     )
 
 
@@ -310,12 +312,10 @@ DAMAGE = {
 def test_damaged_shard(checkpoint: Path, damage: str, key: str) -> None:
     file = checkpoint / shard_of(checkpoint, key)
     file.write_bytes(DAMAGE[damage](file.read_bytes()))
-    assert only(diagnose(checkpoint, error=failure_of(checkpoint))) == Finding(
+    assert only(diagnose(checkpoint, error=failure_of(checkpoint))) == of_files(
         "shard_damaged",
-        "error",
-        f"{file} is damaged, 1 of 3 files, written by rank 0; "
+        f"{file} is damaged, 1 of 3 files, written by rank 0",
         f"1 of 3 keys, whole or in part, no longer hold what was saved: {key}",
-        "copy it again from where it was saved; else load another checkpoint, or save again",
     )
 
 
@@ -392,7 +392,8 @@ def test_rank_local_metadata(checkpoint: Path) -> None:
             step,
         ),
     )
-    assert diagnose(checkpoint, rank=0) == (Finding("rank_local_metadata", "error", f"{where}, rank 0 has none", step),)
+    text, facts = f"{where}, rank 0 has none", (("where", where),)
+    assert diagnose(checkpoint, rank=0) == (Finding("rank_local_metadata", "error", text, step, facts),)
     assert rank_local(str(checkpoint), 1) == diagnose(checkpoint, rank=1)[0]
 
 
