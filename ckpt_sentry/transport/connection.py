@@ -75,7 +75,13 @@ class Connection:
         except BaseException:
             self._socket.close()
             raise
-        _thread.start_new_thread(self._listen, ())
+        self._unread = b""
+        self._has_listener = True
+        try:
+            _thread.start_new_thread(self._listen, ())
+        except RuntimeError:
+            # From Python 3.12 on none is to be had any more when the interpreter ends: whoever waits listens himself.
+            self._has_listener = False
 
     def introduce(self, who: Identity, answer: Callable[[dict[str, Any]], object]) -> None:
         """
@@ -124,6 +130,9 @@ class Connection:
         Whether the launcher has taken in all that was sent; waits for that at most `seconds`, and not at all for a
         launcher that has kept somebody waiting (`SILENT_SECONDS`) and has acknowledged nothing since.
         """
+        if not self._has_listener:
+            self._listen_until_settled(seconds)
+            return self._taken >= self._sent
         with self._news:
             if self._silent_at == self._taken:
                 seconds = 0.0
@@ -180,23 +189,35 @@ class Connection:
 
     @contained("connection.listen")
     def _listen(self) -> None:
-        unread = b""
         try:
-            while len(unread) <= MAX_LINE and (data := self._socket.recv(MAX_LINE)):
-                *whole, unread = (unread + data).split(b"\n")
-                for line in whole:
-                    self._receive(line)
-        except (
-            OSError,
-            ValueError,
-            TypeError,
-            AttributeError,
-        ):  # broken, closed at our own end, or no launcher of ours
-            pass
+            while self._read():
+                pass
         finally:
             self._open = False
             with self._news:
                 self._news.notify_all()
+
+    def _listen_until_settled(self, seconds: float) -> None:
+        poll, until = select.poll(), time.monotonic() + seconds
+        poll.register(self._socket, select.POLLIN)
+        while not self._is_settled() and (left := until - time.monotonic()) > 0:
+            if poll.poll(left * 1000) and not self._read():
+                self._open = False
+
+    def _read(self) -> bool:
+        """
+        Take in what the launcher has sent, and wait for it; False where nothing more will come.
+        """
+        try:
+            data = self._socket.recv(MAX_LINE)
+            *whole, self._unread = (self._unread + data).split(b"\n")
+            for line in whole:
+                self._receive(line)
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            # Broken, closed at our own end, or no launcher of ours.
+            let_through(error)
+            return False
+        return bool(data) and len(self._unread) <= MAX_LINE
 
     def _receive(self, line: bytes) -> None:
         words = json.loads(line)
@@ -238,7 +259,7 @@ def connect() -> Connection | None:
             _own.pid = os.getpid()
             try:
                 _own.connection = Connection(path)
-            except (OSError, RuntimeError) as error:  # gone, or never of our time; or no thread can be had any more
+            except OSError as error:  # gone, or never of our time
                 let_through(error)
         return _own.connection
 

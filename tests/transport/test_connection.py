@@ -263,3 +263,28 @@ def test_what_is_no_launcher_is_not_listened_to(said: bytes) -> None:
             assert not way.taken(WAIT)
             assert way.untaken() == [started(0)]
         way.close()
+
+
+def _no_thread(*_: object) -> None:
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+
+
+def test_where_no_thread_can_be_had_whoever_waits_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection._thread, "start_new_thread", _no_thread)
+    with launcher() as far:
+        way = far.worker()
+        assert way.send(started(1, 2), WAIT)
+        assert way.taken(WAIT)
+        assert far.event() == started(1, 2)
+    # It is gone.
+    assert not (way.send(finished(1, 2), BRIEF) and way.taken(WAIT))
+    way.close()
+
+
+def test_where_no_thread_can_be_had_a_silent_launcher_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection._thread, "start_new_thread", _no_thread)
+    with stopped() as path:
+        way = Connection(path)
+        assert way.send(started(1, 2), WAIT)
+        assert not way.taken(BRIEF)
+        way.close()
