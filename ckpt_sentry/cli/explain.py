@@ -40,6 +40,8 @@ def command(code: str | None) -> None:
     meaning = codes.VERDICTS[name] if found is None else found.meaning
     click.echo(f"{name} ({about})\n")
     click.echo(click.wrap_text(meaning, width=_width(), initial_indent="  ", subsequent_indent="  "))
+    if found is not None and found.step is not None:
+        click.echo("\n" + click.wrap_text(f"Next: {found.step}", _width(), "  ", "  "))
     if found is not None and found.explains:
         others = ", ".join(sorted(found.explains))
         click.echo("\n" + click.wrap_text(f"It explains: {others}.", _width(), "  ", "  "))

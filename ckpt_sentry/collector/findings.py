@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from ckpt_sentry.collector.ends import Cause, LoadEnds
 from ckpt_sentry.collector.groups import NO_RANK, LoadState, SharedReport, anonymous, finding_key
-from ckpt_sentry.collector.summary import LEVELS, RankFinding
+from ckpt_sentry.collector.summary import RankFinding
 from ckpt_sentry.core import codes, ranks
 from ckpt_sentry.core.peers import is_refusal
 from ckpt_sentry.core.report import Finding, FindingFacts, Level, LoadError
@@ -36,7 +36,7 @@ def collect(
     def order(one: RankFinding) -> tuple[object, ...]:
         is_told = one.code == "peer_failed"
         elsewhere = lead is not None and lead not in _members(one)
-        level = 0 if one.code in leading and one.level == "warning" else LEVELS[one.level]
+        level = 0 if one.code in leading and one.level == "warning" else codes.LEVELS[one.level]
         return level, is_told, elsewhere, codes.PLACE.get(one.code, _UNKNOWN), one.code, one.text, one.ranks
 
     found.sort(key=order)
@@ -99,7 +99,7 @@ def merged(shared: list[_SharedFindings]) -> list[RankFinding]:
     return [
         RankFinding(
             one.code,
-            min(levels, key=LEVELS.__getitem__),
+            min(levels, key=codes.LEVELS.__getitem__),
             ranks.compact(members),
             one.text,
             _other_model(members, everyone - members)
@@ -138,7 +138,8 @@ def divergence(state: LoadState, groups: list[SharedReport]) -> list[RankFinding
     if state.framework in ("dcp", "accelerate"):
         paths = _sorted_by_value(state.paths)
         if len(paths) > 1:
-            found.append(_differ("paths_differ", "ranks load different paths", paths, "Give every rank the same path."))
+            step = codes.BY_NAME["paths_differ"].step
+            found.append(_differ("paths_differ", "ranks load different paths", paths, step))
     steps = _sorted_by_value(
         {rank: f"step {one.report.step}" for one in groups if one.report.step is not None for rank in one.ranks}
     )

@@ -36,8 +36,6 @@ SEVERITY: Final[dict[str, int]] = {
 }
 """How bad a verdict is: the verdict of a job is the worst of its ranks'."""
 
-LEVELS: Final[dict[str, int]] = {"error": 0, "warning": 1, "info": 2}
-
 STILL_WAITING: Final = "still waiting"
 """Why a rank is unfinished that has been in the load, or away from it, for too long."""
 

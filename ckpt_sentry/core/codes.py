@@ -42,6 +42,7 @@ class Code(NamedTuple):
         because_of: the codes that say why this one is said: with it, they lead a report as what explains others does.
         verdict: what a load comes to of which this is said, and not as information.
         sentence: the words, made of the finding's facts; None where they are made where it is found.
+        step: what the reader does next, where that is the same wherever it is said.
         tells_why: False for what says whose error it was, or what the exception says as well.
         ends_load: whether the loader raises for it, whatever may be missing.
         finds_missing: whether it says how the missing keys come in: they are not to be allowed then.
@@ -57,6 +58,7 @@ class Code(NamedTuple):
     because_of: frozenset[str] = frozenset()
     verdict: Verdict | None = None
     sentence: Callable[[Mapping[str, str]], Sentence] | None = None
+    step: str | None = None
     tells_why: bool = True
     ends_load: bool = False
     finds_missing: bool = False
@@ -78,6 +80,10 @@ _LITTLE: Final = frozenset({"no_overlap", "low_coverage"})
 _ALL: Final = _MISSING | _LITTLE | {"unexpected_keys"}
 
 
+LEVELS: Final[dict[str, int]] = {"error": 0, "warning": 1, "info": 2}
+"""The levels of findings, the gravest first."""
+
+
 def finding(code: str, level: Level, step: str | None = None, /, **facts: str | int) -> Finding:
     """
     A finding in the words of the catalogue. Raises KeyError where facts are lacking that they are made of.
@@ -97,7 +103,7 @@ def sentence(code: str, text: str, facts: FindingFacts) -> Sentence:
             return known.sentence(dict(facts))
         except (KeyError, ValueError):  # those of another version
             pass
-    return Sentence(text, text, text)
+    return _plain(text)
 
 
 def fact(facts: FindingFacts, name: str) -> str | None:
@@ -166,12 +172,44 @@ def _renamed_keys(facts: Mapping[str, str]) -> Sentence:
         f"The checkpoint has {keys(int(facts['count']))} of this model under other names: {facts['rule']} "
         f"({facts['before']} → {facts['after']}), then {facts['coverage']} would load.{unsure}"
     )
+    return _plain(text)
+
+
+def _no_overlap(facts: Mapping[str, str]) -> Sentence:
+    """
+    0 of the model's `count` keys; what the checkpoint has, `theirs` ("" for nothing), and what the model wants, `ours`.
+    """
+    none = f"0 of {keys(int(facts['count']))} would load"
+    if not facts["theirs"]:
+        return _plain(f"The checkpoint holds nothing: {none}.")
+    what = f"The checkpoint has {facts['theirs']}; the model wants {facts['ours']}."
+    return _plain(f"No key of the checkpoint is a key of this model: {none}. {what}")
+
+
+def _type_mismatch(facts: Mapping[str, str]) -> Sentence:
+    """
+    Of `count` keys, `listed`: the checkpoint has `saved` where the program asks for `wanted`.
+    """
+    count = int(facts["count"])
+    are = verb(count, "is", "are each")
+    what = f"{keys(count)} {are} {facts['saved']} in the checkpoint where the program asks for {facts['wanted']}"
+    return _plain(f"{what}: {facts['listed']}.")
+
+
+def _low_coverage(facts: Mapping[str, str]) -> Sentence:
+    """
+    The parts of `keys` and `elements` that would load, and the `minimum`.
+    """
+    part = f"Coverage is {facts['keys']} of keys and {facts['elements']} of elements"
+    return _plain(f"{part}, under the minimum of {facts['minimum']}.")
+
+
+def _plain(text: str) -> Sentence:
     return Sentence(text, text, text)
 
 
 def _rank_raised(facts: Mapping[str, str]) -> Sentence:
-    text = f"{facts['type']}: {facts['message']}" if facts["message"] else facts["type"]
-    return Sentence(text, text, text)
+    return _plain(f"{facts['type']}: {facts['message']}" if facts["message"] else facts["type"])
 
 
 def _peer_failed(facts: Mapping[str, str]) -> Sentence:
@@ -179,8 +217,7 @@ def _peer_failed(facts: Mapping[str, str]) -> Sentence:
     `ranks` raised, and said so themselves.
     """
     who = f"rank {facts['ranks']}" if facts["ranks"].isdigit() else f"ranks {facts['ranks']}"
-    text = f"{who} failed; this rank had no error of its own"
-    return Sentence(text, text, text)
+    return _plain(f"{who} failed; this rank had no error of its own")
 
 
 CATALOGUE: Final[tuple[Code, ...]] = (
@@ -354,6 +391,7 @@ CATALOGUE: Final[tuple[Code, ...]] = (
         _ALL,
         always_explains=_LITTLE,
         sentence=_renamed_keys,
+        step="Rename its keys: model.load_state_dict(ckpt_sentry.unify_keys(state_dict, model)).",
     ),
     Code(
         "published_layout",
@@ -410,6 +448,7 @@ CATALOGUE: Final[tuple[Code, ...]] = (
         "Not one key of the checkpoint is a key of the model. Where a rule of renaming leads from one to the other, "
         "`renamed_keys` says so; else the checkpoint is another model's.",
         frozenset({"missing_keys", "unexpected_keys"}),
+        sentence=_no_overlap,
     ),
     Code(
         "own_tensors",
@@ -456,6 +495,7 @@ CATALOGUE: Final[tuple[Code, ...]] = (
         "ranks",
         "Ranks of one load read different paths: the model is put together from several saves.",
         verdict="diverged",
+        step="Give every rank the same path.",
     ),
     Code(
         "steps_differ",
@@ -470,12 +510,15 @@ CATALOGUE: Final[tuple[Code, ...]] = (
         "configuration than the one that was saved, or on this rank alone.",
         ends_load=True,
         sentence=_shape_mismatch,
+        step="Build the model with the configuration that the checkpoint was saved with.",
     ),
     Code(
         "type_mismatch",
         "keys",
         "One side has a tensor where the other has an object: torch replaces what was there.",
         ends_load=True,
+        sentence=_type_mismatch,
+        step="Ask for the type that was saved, and convert it after the load.",
     ),
     Code(
         "missing_keys",
@@ -599,6 +642,7 @@ CATALOGUE: Final[tuple[Code, ...]] = (
         "keys",
         "Less of the model would be loaded than CKPT_SENTRY_MIN_COVERAGE asks for.",
         because_of=frozenset({"missing_keys"}),
+        sentence=_low_coverage,
     ),
     Code(
         "dtype_cast",

@@ -21,7 +21,7 @@ from ckpt_sentry.dataclasses_ import dataclass, replace
 
 __all__ = ["anew", "collect", "counted", "keys", "listing", "percent", "ranked", "renaming", "verb"]
 
-RENAME: Final = "Rename its keys: model.load_state_dict(ckpt_sentry.unify_keys(state_dict, model))."
+RENAME: Final = codes.BY_NAME["renamed_keys"].step
 RENAME_BY_HAND: Final = (
     "Once the prefix is sure, name it yourself: ckpt_sentry.unify_keys(state_dict, model, strip_prefix=…, "
     "add_prefix=…)."
@@ -29,7 +29,6 @@ RENAME_BY_HAND: Final = (
 RENAME_ONE_BY_ONE: Final = (
     "Once it is sure which is which, rename them yourself before the load: state_dict[new] = state_dict.pop(old)."
 )
-_CONFIGURATION: Final = "Build the model with the configuration that the checkpoint was saved with."
 _GATHERED: Final = (
     "The checkpoint has no elements of them: they were saved without being gathered, as DeepSpeed's ZeRO-3 does it. "
     "Gather them when saving, with accelerator.get_state_dict(model), or make whole ones of the shards with "
@@ -135,7 +134,7 @@ def _renamed(facts: KeyFacts) -> Iterator[Finding]:
     yield one if inference.ambiguous else replace(one, remedy=BY_RENAMING)
 
 
-def _way(inference: Inference) -> str:
+def _way(inference: Inference) -> str | None:
     if not inference.ambiguous:
         return RENAME
     return RENAME_BY_HAND if inference.kind == "prefix" else RENAME_ONE_BY_ONE
@@ -145,15 +144,12 @@ def _no_overlap(facts: KeyFacts) -> Iterator[Finding]:
     if not facts.model.entries or _overlaps(facts):
         return
     if not facts.checkpoint.entries:
-        text = f"The checkpoint holds nothing: 0 of {keys(facts.model.keys)} would load."
-        yield Finding("no_overlap", "error", text, "Check that the path is the one that was saved to.")
+        step = "Check that the path is the one that was saved to."
+        yield codes.finding("no_overlap", "error", step, count=facts.model.keys, theirs="", ours="")
         return
-    text = (
-        f"No key of the checkpoint is a key of this model: 0 of {keys(facts.model.keys)} would load. "
-        f"The checkpoint has {listing(facts.unexpected)}; the model wants {listing(facts.missing)}."
-    )
-    following = None if facts.inference is not None else "Check that the checkpoint belongs to this model."
-    yield Finding("no_overlap", "error", text, following)
+    belongs = None if facts.inference is not None else "Check that the checkpoint belongs to this model."
+    theirs, ours = listing(facts.unexpected), listing(facts.missing)
+    yield codes.finding("no_overlap", "error", belongs, count=facts.model.keys, theirs=theirs, ours=ours)
 
 
 def _overlaps(facts: KeyFacts) -> bool:
@@ -180,7 +176,7 @@ def _mismatched(facts: KeyFacts) -> Iterator[Finding]:
     if rest := _count(found[SHOWN:]):
         said += f" and {rest:,} more"
     is_empty = all(0 in one.checkpoint_shape and 0 not in one.model_shape for one in found)
-    step = _GATHERED if is_empty else _CONFIGURATION
+    step = _GATHERED if is_empty else codes.BY_NAME["shape_mismatch"].step
     if facts.is_copied:
         yield codes.finding("shape_mismatch", "warning", step, count=count, listed=said, is_copied="yes")
     else:
@@ -197,12 +193,9 @@ def _retyped(facts: KeyFacts) -> Iterator[Finding]:
         ("another object", "a tensor", [pair.key for pair in facts.retyped if pair.model.shape is None]),
     ):
         if chosen:
-            text = (
-                f"{keys(len(chosen))} {verb(len(chosen), 'is', 'are each')} {saved} in the checkpoint "
-                f"where the program asks for {wanted}: {listing(tuple(folds(chosen)))}."
-            )
-            yield Finding(
-                "type_mismatch", "error", text, "Ask for the type that was saved, and convert it after the load."
+            step, listed = codes.BY_NAME["type_mismatch"].step, listing(tuple(folds(chosen)))
+            yield codes.finding(
+                "type_mismatch", "error", step, count=len(chosen), saved=saved, wanted=wanted, listed=listed
             )
 
 
@@ -246,14 +239,14 @@ def _low_coverage(facts: KeyFacts) -> Iterator[Finding]:
     minimum, part = facts.minimum, facts.coverage
     if minimum is None or part.judged >= minimum:
         return
-    yield Finding(
+    wanted = f"Mend the cause; if the gap is wanted, name it in CKPT_SENTRY_ALLOW_MISSING{_lower(minimum)}."
+    yield codes.finding(
         "low_coverage",
         "error",
-        f"Coverage is {percent(part.keys)} of keys and {percent(part.elements)} of elements, under the minimum of "
-        f"{percent(minimum)}.",
-        f"Mend the cause; if the gap is wanted, name it in CKPT_SENTRY_ALLOW_MISSING{_lower(minimum)}."
-        if _is_gap(facts)
-        else None,
+        wanted if _is_gap(facts) else None,
+        keys=percent(part.keys),
+        elements=percent(part.elements),
+        minimum=percent(minimum),
     )
 
 

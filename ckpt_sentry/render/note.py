@@ -13,14 +13,12 @@ from ckpt_sentry.render.stack import first_line
 if TYPE_CHECKING:
     from ckpt_sentry.core.report import Finding, LoadReport
 
-_ORDER = {"error": 0, "warning": 1, "info": 2}
-
 
 def _weight(finding: Finding) -> int:
     """
     Errors first; before them a rename that was not applied, since it explains them.
     """
-    return -1 if finding.code == "renamed_keys" and finding.level != "info" else _ORDER[finding.level]
+    return -1 if finding.code == "renamed_keys" and finding.level != "info" else codes.LEVELS[finding.level]
 
 
 def _is_raised(report: LoadReport, finding: Finding) -> bool:

@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from ckpt_sentry.collector.aggregate import Aggregate, RankFinding
-from ckpt_sentry.collector.summary import LEVELS, doing
+from ckpt_sentry.collector.summary import doing
 from ckpt_sentry.core import codes, ranks
 from ckpt_sentry.core.codes import Code
 from ckpt_sentry.core.report import Coverage, KeyList, LoadReport
@@ -55,7 +55,7 @@ def line(one: Aggregate, width: int = 100, glyphs: Glyphs = UNICODE) -> Line:
     title = f"{one.entry_point}  {first}" if facts else first
     notes = [found for found in _unexplained(one) if not (found.code == "missing_keys" and head.allows_all(one))]
     uncounted = codes.having(lambda code: code.uncounted)
-    notes.sort(key=lambda found: (found.code != NOT_COMPARED, LEVELS[found.level], found.code not in uncounted))
+    notes.sort(key=lambda found: (found.code != NOT_COMPARED, codes.LEVELS[found.level], found.code not in uncounted))
     shown = [found for place, found in enumerate(notes) if not place or found.code in uncounted][:_MOST_NOTES]
     others += [brief(found)[: 2 * width].rstrip(". ") + _of_some(one, found) for found in shown]
     if len(notes) > len(shown):

@@ -25,6 +25,10 @@ def test_a_finding_that_explains_others() -> None:
     assert explain("no_overlap").output.endswith("\n  It explains: missing_keys, unexpected_keys.\n")
 
 
+def test_a_finding_with_one_next_step_wherever_it_is_said() -> None:
+    assert explain("paths_differ").output.endswith("saves.\n\n  Next: Give every rank the same path.\n")
+
+
 @pytest.mark.parametrize("name", ["no_op", "NO-OP", " no_op "])
 def test_a_verdict(name: str) -> None:
     assert explain(name).output == "no_op (verdict)\n\n  Nothing entered: not one key.\n"

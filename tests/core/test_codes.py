@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from ckpt_sentry.core import codes
+from ckpt_sentry.core.examine import examine
+from ckpt_sentry.core.inventory import Entry, Inventory
 
 PACKAGE = Path(codes.__file__).parents[1]
 PAGE = PACKAGE.parent / "docs" / "findings.md"
@@ -88,6 +90,28 @@ def test_facts_of_another_version_leave_the_text_as_it_is() -> None:
 def test_a_finding_is_made_of_all_its_facts_or_not_at_all() -> None:
     with pytest.raises(KeyError):
         codes.finding("unexpected_keys", "info", listed="a")
+
+
+WEIGHT, OTHER, OBJECT = Entry((4, 4), "float32"), Entry((5, 4), "float16"), Entry(None, None)
+
+
+@pytest.mark.parametrize(
+    ("model", "saved", "said"),
+    [
+        (
+            {"a": WEIGHT, "b": WEIGHT, "c": OBJECT, "d": WEIGHT},
+            {"b": OTHER, "c": WEIGHT, "d": Entry((4, 4), "float16")},
+            {"missing_keys", "shape_mismatch", "type_mismatch", "dtype_cast", "low_coverage"},
+        ),
+        ({"a": WEIGHT, "b": WEIGHT}, {"m.a": WEIGHT, "m.b": WEIGHT}, {"renamed_keys", "no_overlap", "unexpected_keys"}),
+        ({"a": WEIGHT}, {}, {"no_overlap"}),
+    ],
+)
+def test_sentences_on_keys_are_made_of_facts(model: dict[str, Entry], saved: dict[str, Entry], said: set[str]) -> None:
+    found = examine(Inventory(model), Inventory(saved), minimum=0.99).findings
+    assert {one.code for one in found} >= said
+    for one in found:
+        assert codes.sentence(one.code, "", one.facts).text == one.text, one.code
 
 
 def test_what_codes_are_to_each_other() -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from ckpt_sentry.core import codes
 from ckpt_sentry.core.report import Finding
 from ckpt_sentry.model.tensors import PLAIN, local_parts, quietly
 from ckpt_sentry.patching.guard import let_through
@@ -70,7 +71,7 @@ def retyped(before: Mapping[str, type], planner: Any) -> Finding | None:
         return None
     said = "; ".join(f"{_listed(keys)} was {was}, is {now}" for (was, now), keys in sorted(changed.items())[:3])
     text = f"the load put objects of another type in place: {said}"
-    return Finding("type_mismatch", "warning", text, "Ask for the type that was saved, and convert it after the load.")
+    return Finding("type_mismatch", "warning", text, codes.BY_NAME["type_mismatch"].step)
 
 
 def not_put_back(before: Collection[str], planner: Any) -> Finding | None:
