@@ -61,7 +61,7 @@ def command(  # noqa: PLR0913 - click passes each option as one
         click.echo(json_.text(json_.document(loads, left_out=left_out)), nl=False)
         return
     if not loads:
-        _say_nothing(where, chosen)
+        _print_nothing(where, chosen)
         return
     _print(loads, everything=everything)
     if left_out and not last:
@@ -112,11 +112,11 @@ def _loads(where: Path, run_id: str | None) -> tuple[tuple[Aggregate, ...], int]
         for event in sourced.events:
             aggregator.add(event, source=sourced.source)
     forgotten = aggregator.forgotten + (reading.chosen.forgotten if reading.chosen else 0)
-    _say_damage(reading, forgotten)
+    _print_damage(reading, forgotten)
     return aggregator.loads(settled=True), aggregator.left_out.of(None)
 
 
-def _say_damage(reading: records.Reading, forgotten: int) -> None:
+def _print_damage(reading: records.Reading, forgotten: int) -> None:
     notes = []
     if reading.damaged:
         notes.append(f"{count(reading.damaged, 'damaged line')} passed over")
@@ -130,7 +130,7 @@ def _say_damage(reading: records.Reading, forgotten: int) -> None:
         click.echo(f"ckpt-sentry: {note}", err=True)
 
 
-def _say_nothing(where: Path, run_id: str | None) -> None:
+def _print_nothing(where: Path, run_id: str | None) -> None:
     if not records.record_files(where):
         _fail(f"no records in {visible(str(where))}. Was the job run with CKPT_SENTRY=1 and this CKPT_SENTRY_DIR?")
     which = f"run {visible(run_id)}" if run_id else "this run"
