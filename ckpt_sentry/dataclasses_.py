@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from dataclasses import dataclass, replace
 
 __all__ = ["MISSING", "Part", "dataclass", "field", "is_dataclass", "parts", "replace"]
@@ -66,10 +66,13 @@ if not TYPE_CHECKING:
         """
         As `dataclasses.replace`.
         """
-        for name, *_ in type(obj).__parts__:
-            if name not in changes:
-                changes[name] = getattr(obj, name)
-        return type(obj)(**changes)
+        cls = type(obj)
+        made = object.__new__(cls)
+        for name in cls.__names__:
+            _set(made, name, changes.pop(name) if name in changes else getattr(obj, name))
+        if changes:
+            raise TypeError(f"{cls.__name__} got unexpected arguments: {', '.join(changes)}")
+        return made
 
 
 def _made(cls: Any, *, frozen: bool = False, slots: bool = False, eq: bool = True, kw_only: bool = False) -> Any:
@@ -87,6 +90,9 @@ def _made(cls: Any, *, frozen: bool = False, slots: bool = False, eq: bool = Tru
     body |= {
         "__slots__": own,
         "__parts__": tuple(known.values()),
+        "__names__": frozenset(known),
+        "__given__": {name: part.default for name, part in known.items() if part.default is not MISSING},
+        "__makers__": tuple((name, part.make) for name, part in known.items() if part.make is not None),
         "__values__": attrgetter(*(part.name for part in known.values() if part.compared)),
         "__match_args__": tuple(part.name for part in known.values() if part.positional),
         "__dataclass_fields__": _FIELDS,
@@ -111,17 +117,21 @@ def _init(self: Any, /, *args: Any, **given: Any) -> None:
         if len(names) < len(args) or not given.keys().isdisjoint(names):
             raise TypeError(f"{type(self).__name__} got too many arguments")
         given.update(zip(names, args, strict=True))
-    for name, default, make, *_ in self.__parts__:
-        if name in given:
-            _set(self, name, given.pop(name))
-        elif make is not None:
-            _set(self, name, make())
-        elif default is not MISSING:
-            _set(self, name, default)
-        else:
-            raise TypeError(f"{type(self).__name__} misses the argument {name!r}")
-    if given:
-        raise TypeError(f"{type(self).__name__} got unexpected arguments: {', '.join(given)}")
+    for name, make in self.__makers__:
+        if name not in given:
+            given[name] = make()
+    values = self.__given__ | given
+    if values.keys() != self.__names__:
+        _refuse(self, values)
+    for name, value in values.items():
+        _set(self, name, value)
+
+
+def _refuse(self: Any, values: Mapping[str, Any]) -> None:
+    if lacking := [part.name for part in self.__parts__ if part.name not in values]:
+        raise TypeError(f"{type(self).__name__} misses the argument {lacking[0]!r}")
+    more = [name for name in values if name not in self.__names__]
+    raise TypeError(f"{type(self).__name__} got unexpected arguments: {', '.join(more)}")
 
 
 def _repr(self: Any) -> str:

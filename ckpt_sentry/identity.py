@@ -18,7 +18,7 @@ import socket
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpt_sentry.core.report import Identity
 from ckpt_sentry.dataclasses_ import dataclass, field
@@ -76,6 +76,16 @@ _OPEN_MPI = _Variables(
 _MPICH = _Variables("PMI_RANK", ("PMI_SIZE",), "MPI_LOCALRANKID", ("MPI_LOCALNRANKS",))
 
 
+class _Known(NamedTuple):
+    """
+    Who this process is, and what told that.
+    """
+
+    told: tuple[object, ...]
+    environ: Mapping[Any, Any]
+    identity: Identity
+
+
 @dataclass(slots=True)
 class _Process:
     """
@@ -88,6 +98,8 @@ class _Process:
     forked: bool = False
     inherited: tuple[_Placement | None, _Placement | None] = (None, None)
     """The parent's place by its launcher and by its process group, at the fork."""
+    known: _Known | None = None
+    """What it is, as long as all that tells that stays as it was."""
 
 
 _process = _Process()
@@ -101,7 +113,24 @@ def identity(environ: Mapping[str, str] | None = None) -> Identity:
     and the process group differ, the larger world counts (`srun` tasks that each spawn four workers), so that no two
     ranks answer to the same number.
     """
-    environ = os.environ if environ is None else environ
+    if environ is None:
+        told = _grouped_place(), socket.gethostname(), os.getpid(), _process.forked
+        known = _process.known
+        if known is None or known.told != told or known.environ != _variables():
+            known = _process.known = _Known(told, dict(_variables()), _identity(os.environ))
+        return known.identity
+    return _identity(environ)
+
+
+def _variables() -> Mapping[Any, Any]:
+    """
+    The environment as `os.environ` holds it: to look a variable up there takes as long as to compare all of these.
+    """
+    found: Mapping[Any, Any] = getattr(os.environ, "_data", os.environ)
+    return found
+
+
+def _identity(environ: Mapping[str, str]) -> Identity:
     place = _own_place(environ) or _Placement(0, 1, 0, 1)
     return Identity(
         run_id=run_id(environ),
@@ -357,6 +386,7 @@ def _after_fork_in_child() -> None:
     The child starts its own count and remembers which place is its parent's; the lock may have been held at the fork.
     """
     _process.lock = threading.RLock()
+    _process.known = None
     _process.ordinals.clear()
     _process.forked = True
     _process.inherited = (_launched_place(os.environ), _grouped_place())

@@ -139,31 +139,61 @@ def clean(value: T) -> T:
     return made
 
 
+def clean_path(path: str) -> str:
+    """
+    What `clean` makes of a path in a dataclass.
+    """
+    return _known_path(path) if len(path) <= _SHORT else mask(_apply(path, _TEXT_RULES))
+
+
+@lru_cache(maxsize=2_048)
+def _known_path(path: str) -> str:
+    return mask(_remembered(path))
+
+
 def _clean(value: Any, name: str) -> Any:
-    if isinstance(value, str):
-        masked = mask(mask_text(value)) if name.endswith("path") else mask_text(value)
+    kind = value.__class__
+    if kind is str:
+        masked = clean_path(value) if name.endswith("path") else mask_text(value)
         return value if masked == value else masked
-    if isinstance(value, (tuple, list)):
-        items = [item if type(item) in _NO_TEXT else _clean(item, name) for item in value]
+    if kind is tuple or kind is list:
+        items = [item if item.__class__ in _NO_TEXT else _clean(item, name) for item in value]
         if any(new is not old for new, old in zip(items, value, strict=True)):
-            return items if isinstance(value, list) else tuple(items)
-    elif isinstance(value, Mapping):
-        return {key: _clean(item, str(key)) for key, item in value.items()}
-    elif fields := _fields(value.__class__):
+            return items if kind is list else tuple(items)
+    elif fields := _fields(kind):
         changed = {}
         for field in fields:
             old = getattr(value, field)
             # Most are numbers or empty, and this is done for each event of each load.
-            if type(old) in _NO_TEXT or old is _EMPTY:
+            if old.__class__ in _NO_TEXT or old is _EMPTY:
                 continue
             if (new := _clean(old, field)) is not old:
                 changed[field] = new
         return replace(value, **changed) if changed else value
+    else:
+        return _clean_other(value, name)
+    return value
+
+
+def _clean_other(value: Any, name: str) -> Any:
+    """
+    The same for what is of a class that is derived from one of these.
+    """
+    if isinstance(value, str):
+        masked = _clean(str(value), name)
+        return value if masked == value else masked
+    if isinstance(value, (tuple, list)):
+        items = [_clean(item, name) for item in value]
+        if all(new is old for new, old in zip(items, value, strict=True)):
+            return value
+        return items if isinstance(value, list) else tuple(items)
+    if isinstance(value, Mapping):
+        return {key: _clean(item, str(key)) for key, item in value.items()}
     return value
 
 
 _EMPTY: Final[tuple[Any, ...]] = ()
-_NO_TEXT: Final = frozenset({int, float, bool, type(None)})
+_NO_TEXT: Final = frozenset({int, float, bool, type(None), bytes})
 
 
 @cache

@@ -271,3 +271,14 @@ def test_workers_of_multiprocessing_are_ranks_of_one_run(tmp_path: Path, method:
     assert (first[:2], second[:2], first[3:], second[3:]) == (["0", "2"], ["1", "2"], ["", "0"], ["", "0"])
     assert first[2] == second[2] != run()[0][2]
     assert re.fullmatch("train-[0-9a-f]{6}", first[2])
+
+
+def test_who_a_process_is_follows_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = subject.identity()
+    assert subject.identity() is before
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert subject.identity() == subject.identity(os.environ)
+    assert (subject.identity().rank, subject.identity().world_size) == (3, 4)
+    monkeypatch.undo()
+    assert subject.identity() == before

@@ -8,7 +8,6 @@ began, and are taken back once the load has ended well and a later one has too. 
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry.core import ranks
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
 
 KEPT: Final = 16
 """Good loads of a kind that stay whole."""
+SECONDS: Final = 1.0
+"""Of good loads that follow one another, one in so many seconds is said and recorded whole."""
 MOST_TAIL: Final = 2**19
 """Bytes at the end of the file that may still be taken back."""
 MOST_KINDS: Final = 64
@@ -42,6 +43,47 @@ class _Open:
     awaited: int
     good: bool = True
     finished: set[int] = field(default_factory=set)
+
+
+class Said:
+    """
+    Which good loads have been said so often that the next one need not be, unless some time has passed.
+
+    Loads are alike where all that is known of them is, but for path, step, bytes and times.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[object, Told] = {}
+
+    def so_far(self, event: LoadFinished) -> Told:
+        """
+        Take in a load that has ended: what has been said of those like it.
+        """
+        if not _is_good(event):
+            return Told(event.at)
+        told = self._known.setdefault(_alike(event.report), Told(event.at))
+        while len(self._known) > MOST_KINDS:
+            del self._known[next(iter(self._known))]
+        told.loads += 1
+        told.is_enough = told.loads > KEPT and 0 <= event.at - told.at < SECONDS
+        if not told.is_enough:
+            told.at = event.at
+        return told
+
+
+@dataclass(slots=True)
+class Told:
+    """
+    What has been said of good loads that are alike.
+    """
+
+    at: float
+    """When the newest of those that were said ended."""
+    loads: int = 0
+    unsaid: int = 0
+    """Those since then."""
+    is_enough: bool = False
+    """Whether the newest need not be said."""
 
 
 class Repeats:
@@ -67,7 +109,12 @@ class Repeats:
         """
         Keep some events, of which `request` is the OTLP form; False if the disk would not take them.
         """
-        line = json.dumps(request, separators=(",", ":")).encode() + b"\n"
+        return self.add_line(events, otlp_json.dumped(request))
+
+    def add_line(self, events: Sequence[Event], line: bytes) -> bool:
+        """
+        As `add`, with the request as a line already.
+        """
         written = self._records.append_line(line)
         loads = {otlp_json.load_id(event) for event in events}
         (load_id,) = loads if len(loads) == 1 else (None,)
@@ -101,9 +148,8 @@ class Repeats:
             self._settle()
             return
         if isinstance(event, LoadFinished):
-            report = event.report
             one.finished.add(event.identity.rank)
-            one.good &= report.verdict == "ok" and all(found.level == "info" for found in report.findings)
+            one.good &= _is_good(event)
             if len(one.finished) >= one.awaited:
                 del self._open[load_id]
                 self._ended(load_id, event, is_good=one.good)
@@ -118,8 +164,7 @@ class Repeats:
             return beside
 
     def _ended(self, load_id: str, event: LoadFinished, *, is_good: bool) -> None:
-        report = event.report
-        kind = report.identity.run_id, report.framework, report.entry_point, _model(report)
+        kind = _kind(event.report)
         if not is_good or (kind not in self._good and len(self._good) >= MOST_KINDS):
             self._settle()
             return
@@ -131,7 +176,22 @@ class Repeats:
         if before is not None:
             self._take_back(kind, before, event)
 
-    def _take_back(self, kind: _Kind, load_id: str, event: LoadFinished) -> None:
+    def count(self, event: LoadFinished) -> bool:
+        """
+        Count a good load in place of its lines, its end being known only here; False where its lines stay, and this
+        event is to be added to them: it is among the first of its kind, or something that is not well lies beside it.
+        """
+        load_id, kind = event.report.load_id, _kind(event.report)
+        one = self._open.get(load_id)
+        if one is None or not _is_good(event) or self._good.get(kind, 0) < KEPT:
+            return False
+        if not any(whose == load_id for whose, _ in self._tail) or not self._take_back(kind, load_id, event):
+            return False
+        del self._open[load_id]
+        self._good[kind] += 1
+        return True
+
+    def _take_back(self, kind: _Kind, load_id: str, event: LoadFinished) -> bool:
         known = self._left_out.get(kind)
         count = LoadsLeftOut(
             identity=event.identity,
@@ -142,13 +202,37 @@ class Repeats:
             model=_model(event.report),
             count=1 if known is None else known.count + 1,
         )
-        line = json.dumps(otlp_json.encode((count,)), separators=(",", ":")).encode() + b"\n"
+        line = otlp_json.line(count)
         size = sum(len(line) for _, line in self._tail)
         tail = [(kind, line), *((whose, line) for whose, line in self._tail if whose not in (load_id, kind))]
         if self._records.replace_end(size, b"".join(line for _, line in tail)):
             self._tail, self._left_out[kind] = tail, count
-        else:
-            self._settle()
+            return True
+        self._settle()
+        return False
+
+
+def _is_good(event: LoadFinished) -> bool:
+    return event.report.verdict == "ok" and all(found.level == "info" for found in event.report.findings)
+
+
+def _kind(report: LoadReport) -> _Kind:
+    return report.identity.run_id, report.framework, report.entry_point, _model(report)
+
+
+def _alike(report: LoadReport) -> object:
+    return (
+        report.framework,
+        report.entry_point,
+        report.format,
+        report.model,
+        report.missing,
+        report.unexpected,
+        report.coverage,
+        report.utilisation,
+        report.findings,
+        report.key_digest,
+    )
 
 
 def _model(report: LoadReport) -> str:

@@ -282,7 +282,8 @@ class Facts:
         """
         These facts and more findings; one that is known already is not repeated.
         """
-        return replace(self, findings=tuple(dict.fromkeys((*self.findings, *findings))))
+        found = tuple(dict.fromkeys((*self.findings, *findings)))
+        return self if len(found) == len(self.findings) else replace(self, findings=found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

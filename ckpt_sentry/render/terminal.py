@@ -40,18 +40,20 @@ def show(one: Aggregate, stream: TextIO | None = None, hints: Sequence[str] | No
     Returns whether it could be written. A closed, full or absent stream, or one that cannot hold the text, is no error.
     """
     stream = sys.stderr if stream is None else stream
-    if one.framework == "torch" and one.verdict == "ok" and not _is_aligned(one):
-        return True  # everybody calls `load_state_dict` all the time
+    if not is_worth_a_word(one):
+        return True
     cells, glyphs = width(stream), glyphs_for(stream)
     lines = [text.line(one, cells, glyphs)] if _is_well(one) else text.block(one, cells, glyphs, hints=hints)
     return write(lines, stream)
 
 
-def _is_aligned(one: Aggregate) -> bool:
+def is_worth_a_word(one: Aggregate) -> bool:
     """
-    Whether the agent has renamed keys, which it never does without a word.
+    Whether `show` shows it: all but a good `load_state_dict`, which everybody calls all the time. Where the agent has
+    renamed keys, it is never without a word.
     """
-    return any(found.code == "renamed_keys" for found in one.findings)
+    is_aligned = any(found.code == "renamed_keys" for found in one.findings)
+    return one.framework != "torch" or one.verdict != "ok" or is_aligned
 
 
 def _is_well(one: Aggregate) -> bool:

@@ -15,22 +15,29 @@ from typing import TYPE_CHECKING, Final
 from ckpt_sentry import config, identity, names
 from ckpt_sentry.collector.aggregate import Aggregator
 from ckpt_sentry.collector.records import Records, place
-from ckpt_sentry.collector.repeats import Repeats
+from ckpt_sentry.collector.repeats import Repeats, Said
+from ckpt_sentry.dataclasses_ import dataclass
 from ckpt_sentry.render import terminal
 from ckpt_sentry.render.cells import visible
 from ckpt_sentry.render.page import Segment
 from ckpt_sentry.render.text import every_key
+from ckpt_sentry.render.words import count
 from ckpt_sentry.session import stall
 from ckpt_sentry.transport import otlp_json
-from ckpt_sentry.transport.events import LoadFinished, LoadStalled, LoadStarted
+from ckpt_sentry.transport.events import LoadFinished, LoadStalled, LoadStarted, PhaseEntered
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ckpt_sentry.collector.aggregate import Aggregate
     from ckpt_sentry.core.report import Identity
     from ckpt_sentry.transport.events import Event
 
 ONE_REPORT: Final = "ckpt-sentry run -- COMMAND    one report for all ranks"
 """What to run where several ranks have no common launcher that reports for them."""
+
+_SOON: Final = 0.02
+"""Seconds."""
 
 
 class ProcessReporter:
@@ -46,7 +53,10 @@ class ProcessReporter:
         me = identity.identity()
         self._records = records_for(me)
         self._kept = Repeats(self._records, is_alone=True)
-        self._aggregators: dict[str, Aggregator] = {}
+        self._loads: dict[str, _UnderWay] = {}
+        self._said = Said()
+        self._calm: set[tuple[str, str]] = set()
+        """Framework and entry point, where the newest load was a good one as there were many just before."""
         self._alarms: dict[str, stall.Alarm] = {}
         self._lock = threading.RLock()
 
@@ -54,31 +64,93 @@ class ProcessReporter:
         """
         Take one event of this process; a finished load is said.
         """
+        load_id = otlp_json.load_id(event)
         with self._lock:
-            self._kept.add((event,), otlp_json.encode((event,)))
-            load_id = otlp_json.load_id(event)
-            if load_id is None:
-                return
-            aggregator = self._aggregators.setdefault(load_id, Aggregator())
-            aggregator.add(event, source=f"{event.identity.node}:{event.identity.pid}")
             if isinstance(event, LoadStarted):
-                self._watch(event)
-            if not isinstance(event, (LoadFinished, LoadStalled)):
+                self._begin(event)
+            if load_id is None:
+                self._write((event,))
                 return
+            under_way = self._loads.setdefault(load_id, _UnderWay([], event.at))
+            unsaid = 0
             if isinstance(event, LoadFinished):
-                del self._aggregators[load_id]
-                if (alarm := self._alarms.pop(load_id, None)) is not None:
-                    alarm.cancel()
-            if not prints() or not (event.identity.rank == 0 or _is_own_trouble(event)):
+                self._end(event)
+                told = self._said.so_far(event)
+                if told.is_enough and self._kept.count(event):
+                    told.unsaid += 1
+                    self._calm.add((event.report.framework, event.report.entry_point))
+                    return
+                unsaid, told.unsaid = told.unsaid, 0
+            under_way.events.append(event)
+            if under_way.holds_back(event):
                 return
-            aggregate = aggregator.aggregate(load_id, expected=(event.identity.rank,))
+            self._write(under_way.unwritten())
+            if not isinstance(event, (LoadFinished, LoadStalled)) or not prints():
+                return
+            if not (event.identity.rank == 0 or _is_own_trouble(event)):
+                return
+            aggregate = _aggregate(under_way.events, event.identity.rank)
         if aggregate is not None:
+            if unsaid and terminal.is_worth_a_word(aggregate):
+                print_line(f"{aggregate.entry_point}: {count(unsaid, 'more good load')} like the last one")
             print_report(aggregate, self._records, *([ONE_REPORT] if aggregate.world_size > 1 else []))
+
+    def _write(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self._kept.add_line((event,), otlp_json.line(event))
+
+    def _begin(self, event: LoadStarted) -> None:
+        kind = event.framework, event.entry_point
+        self._loads[event.load_id] = _UnderWay([], event.at, is_calm=kind in self._calm)
+        self._calm.discard(kind)
+        self._watch(event)
+
+    def _end(self, event: LoadFinished) -> None:
+        self._loads.pop(event.report.load_id, None)
+        if (alarm := self._alarms.pop(event.report.load_id, None)) is not None:
+            alarm.cancel()
 
     def _watch(self, event: LoadStarted) -> None:
         seconds = config.settings().stall_after
         if seconds != math.inf:
             self._alarms[event.load_id] = stall.Alarm(event.identity, event.load_id, seconds, self.on_event)
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    """
+    A load that has begun and not ended: its events, and how many of them are in the records.
+    """
+
+    events: list[Event]
+    began: float
+    is_calm: bool = False
+    written: int = 0
+
+    def holds_back(self, event: Event) -> bool:
+        """
+        Whether its newest event need not be written yet: a phase at the very beginning of a load as there were many
+        good ones just before.
+        """
+        return self.is_calm and type(event) is PhaseEntered and not event.findings and event.at - self.began < _SOON
+
+    def unwritten(self) -> list[Event]:
+        """
+        The events that are to be written now.
+        """
+        found = self.events[self.written :]
+        self.written = len(self.events)
+        return found
+
+
+def _aggregate(events: Sequence[Event], rank: int) -> Aggregate | None:
+    """
+    What the events of one load of this process come to.
+    """
+    aggregator = Aggregator()
+    for event in events:
+        aggregator.add(event, source=f"{event.identity.node}:{event.identity.pid}")
+    return aggregator.aggregate(otlp_json.load_id(events[-1]) or "", expected=(rank,))
 
 
 def records_for(me: Identity) -> Records:

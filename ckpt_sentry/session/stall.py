@@ -19,10 +19,9 @@ import sys
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ckpt_sentry import config, identity, names
-from ckpt_sentry.dataclasses_ import dataclass
 from ckpt_sentry.patching.guard import contained
 from ckpt_sentry.patching.later import later
 
@@ -47,8 +46,7 @@ ANSWER_SECONDS: Final = 2.0
 """What one answer may take until the launcher has it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(NamedTuple):
     """
     Where a load of this process is: its thread, its phase and when it came to it, in seconds since the epoch.
     """
@@ -139,37 +137,116 @@ def _is_own(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0] == names.SCOPE
 
 
+_QUICK: Final = 0.02
+"""Seconds: of loads that begin so soon after one another the thread stays, rather than to be started for each."""
+
+
 class Alarm:
     """
-    Calls `ring(event)` once if a load of the calling thread lasts too long; its thread lives until then or `cancel`.
+    Calls `ring(event)` once if a load of the calling thread lasts too long.
+
+    One thread waits for all alarms of the process. It ends with the last of them; where loads follow each other at
+    once, some hundredths of a second later.
     """
 
     def __init__(self, who: Identity, load_id: str, seconds: float, ring: Callable[[LoadStalled], None]) -> None:
         self._who, self._load_id, self._ring = who, load_id, ring
-        self._over = _thread.allocate_lock()
-        self._over.acquire()
+        now = time.monotonic()
         # What is longer than the platform can wait for never comes.
-        seconds = min(seconds, threading.TIMEOUT_MAX)
-        # A `threading.Thread` makes its starter wait until it runs, which a good load would have to pay for.
-        with contextlib.suppress(RuntimeError):  # no more threads, or the interpreter is ending
-            _thread.start_new_thread(self._wait, (seconds,))
+        self.due = now + min(seconds, threading.TIMEOUT_MAX / 2)
+        self.began = now
+        _watch.add(self, now)
 
     def cancel(self) -> None:
         """
         The load has ended. May be called twice.
         """
-        if self._over.locked():
-            self._over.release()
-
-    def _wait(self, seconds: float) -> None:
-        if not self._over.acquire(timeout=seconds):
-            self._expire()
+        _watch.remove(self)
 
     @contained("stall.expire")
     def _expire(self) -> None:
         event = stalled(self._who, self._load_id, time.time())
         if event is not None:
             self._ring(event)
+
+
+class _Watch:
+    """
+    The alarms that are set, and the thread that waits for them.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._alarms: set[Alarm] = set()
+        self._wake: Any = None
+        """Held while the thread sleeps; None where there is no thread."""
+        self._until = 0.0
+        self._ended = -1.0
+        """When the newest of the loads that are over ended."""
+        self._is_quick = False
+
+    def add(self, alarm: Alarm, now: float) -> None:
+        with self._lock:
+            self._is_quick = now - self._ended < _QUICK
+            self._alarms.add(alarm)
+            if self._wake is None:
+                self._start()
+            elif alarm.due < self._until:
+                self._rouse()
+
+    def remove(self, alarm: Alarm) -> None:
+        with self._lock:
+            if alarm not in self._alarms:
+                return
+            self._alarms.discard(alarm)
+            self._ended = time.monotonic()
+            self._is_quick = self._is_quick and self._ended - alarm.began < _QUICK
+            if not self._alarms and not self._is_quick:
+                self._rouse()
+
+    def _start(self) -> None:
+        wake = _thread.allocate_lock()
+        wake.acquire()
+        # A `threading.Thread` makes its starter wait until it runs, which a good load would have to pay for.
+        with contextlib.suppress(RuntimeError):  # no more threads, or the interpreter is ending
+            self._wake, self._until = wake, -1.0
+            _thread.start_new_thread(self._run, (wake,))
+            return
+        self._wake = None
+
+    def _rouse(self) -> None:
+        if self._wake is not None and self._wake.locked():
+            self._wake.release()
+
+    def _run(self, wake: Any) -> None:
+        while (seconds := self._next(wake)) is not None:
+            wake.acquire(timeout=seconds)
+
+    def _next(self, wake: Any) -> float | None:
+        """
+        Ring what is due; how long to sleep then, or None where the thread is to end.
+        """
+        with self._lock:
+            if self._wake is not wake:
+                return None
+            now = time.monotonic()
+            due = [alarm for alarm in self._alarms if alarm.due <= now]
+            self._alarms.difference_update(due)
+            if not self._alarms and not due and not (self._is_quick and now - self._ended < _QUICK):
+                self._wake = None
+                return None
+            # A load that takes its time is waited for as a single one is.
+            self._is_quick = self._is_quick and all(now - alarm.began < _QUICK for alarm in self._alarms)
+            soon = now + _QUICK
+            self._until = min((alarm.due for alarm in self._alarms), default=soon)
+            if self._is_quick:
+                self._until = min(self._until, soon)
+        for alarm in due:
+            alarm._expire()  # noqa: SLF001
+        return max(0.0, self._until - now)
+
+
+_watch = _Watch()
 
 
 @contained("stall.connect")
@@ -195,5 +272,11 @@ def _answer(question: Mapping[str, Any]) -> None:
             way.send(event, ANSWER_SECONDS)
 
 
+def _after_fork_in_child() -> None:
+    global _watch  # noqa: PLW0603 - its thread is not here, and its lock may be held
+    _watch = _Watch()
+    _standings.clear()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_standings.clear)
+    os.register_at_fork(after_in_child=_after_fork_in_child)

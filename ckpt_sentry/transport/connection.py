@@ -97,7 +97,7 @@ class Connection:
         """
         Hand one event over; True once the kernel has it. Waits only where the launcher has long not read.
         """
-        return self._hand_over(json_line(otlp_json.encode((event,))), seconds, event)
+        return self._hand_over(otlp_json.line(event), seconds, event)
 
     def _hand_over(self, line: bytes, seconds: float, event: Event | None = None) -> bool:
         mine = threading.get_ident()

@@ -113,14 +113,13 @@ def event_fields(event: Event) -> dict[str, Any]:
 
 
 def _write(name: str, level: int, settings: Settings, fields: Any, subject: Any) -> None:
-    subject = clean(subject)
     if settings.log == "stdlib":
         if _logger.isEnabledFor(level):
-            found = fields(subject)
+            found = fields(clean(subject))
             text = " ".join(f"{key}={value}" for key, value in found.items())
             _logger.log(level, "%s %s", name, text, extra=found)
     elif settings.log in {"console", "json"}:
-        _chain(settings.log, _colours(), os.getpid()).log(level, name, **fields(subject))
+        _chain(settings.log, _colours(), os.getpid()).log(level, name, **fields(clean(subject)))
 
 
 @cache

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ckpt_sentry import names
@@ -46,10 +47,24 @@ def active(environ: Mapping[str, str] | None = None) -> bool:
     """
     Whether an event would go anywhere. Imports nothing; a host's providers count once it has set them.
     """
-    environ = os.environ if environ is None else environ
-    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-        return False
-    return any(otel_env.exporters(environ, signal) for signal in otel_env.SIGNALS) or bool(_host_providers())
+    if environ is None:
+        is_disabled, is_asked = _switches(tuple(map(os.environb.get, _ASKING)))
+    else:
+        is_disabled, is_asked = otel_env.is_disabled(environ), otel_env.asked(environ)
+    return not is_disabled and (is_asked or bool(_host_providers()))
+
+
+_ASKING: Final = tuple(name.encode() for name in otel_env.ASKING)
+
+
+@lru_cache(maxsize=4)
+def _switches(values: tuple[bytes | None, ...]) -> tuple[bool, bool]:
+    """
+    What the variables of `_ASKING` say, as `otel_env.is_disabled` and `otel_env.asked` do: asked at each load.
+    """
+    found = zip(otel_env.ASKING, values, strict=True)
+    environ = {name: os.fsdecode(value) for name, value in found if value is not None}
+    return otel_env.is_disabled(environ), otel_env.asked(environ)
 
 
 @contained("otel.started")

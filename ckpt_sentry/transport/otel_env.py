@@ -25,6 +25,15 @@ _GRPC_PORT: Final = 4317
 _HTTP_PORT: Final = 4318
 
 
+ASKING: Final = (
+    *(f"OTEL_{signal.upper()}_EXPORTER" for signal in SIGNALS),
+    *(f"{_PREFIX}_{signal.upper()}_ENDPOINT" for signal in SIGNALS),
+    f"{_PREFIX}_ENDPOINT",
+    "OTEL_SDK_DISABLED",
+)
+"""The variables that say whether anything is to be sent."""
+
+
 class Target(NamedTuple):
     """
     Where and how one signal is sent; `timeout` in seconds.
@@ -37,6 +46,20 @@ class Target(NamedTuple):
     certificate: str | None
     client_certificate: str | None
     client_key: str | None
+
+
+def asked(environ: Mapping[str, str]) -> bool:
+    """
+    Whether the environment asks for any signal.
+    """
+    return any(exporters(environ, signal) for signal in SIGNALS)
+
+
+def is_disabled(environ: Mapping[str, str]) -> bool:
+    """
+    Whether the environment forbids the SDK to do anything.
+    """
+    return environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
 
 
 def exporters(environ: Mapping[str, str], signal: Signal) -> frozenset[str]:

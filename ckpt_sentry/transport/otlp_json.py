@@ -9,7 +9,9 @@ exporter sends is read as well.
 from __future__ import annotations
 
 import base64
+import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import groupby
@@ -17,12 +19,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ckpt_sentry import __version__, names
 from ckpt_sentry.core import codec
-from ckpt_sentry.masking import clean
+from ckpt_sentry.masking import clean, clean_path
 from ckpt_sentry.transport.events import (
     EVENT_TYPES,
     Event,
     LoadFailing,
     LoadFinished,
+    LoadsLeftOut,
     LoadStalled,
     LoadStarted,
     PhaseEntered,
@@ -70,6 +73,97 @@ def encode(events: Iterable[Event], *, service_name: str = names.SCOPE) -> Json:
             for identity, group in groupby(events, key=lambda event: event.identity)
         ]
     }
+
+
+def line(event: Event) -> bytes:
+    """
+    The request of one event, as a line of JSON.
+
+    What a process says at each of its loads is encoded once; times, ids, counts and paths are put in.
+    """
+    if isinstance(event, PhaseEntered | LoadStarted | LoadsLeftOut) and type(event.at) is float:
+        if isinstance(event, PhaseEntered) and not event.findings and event.load_id.isalnum():
+            return _filled(_phase(event.identity, event.phase), event, event.load_id)
+        if isinstance(event, LoadStarted) and event.load_id.isalnum() and event.path != "":
+            like = _started(
+                event.identity, event.framework, event.entry_point, event.members, None if event.path is None else _PATH
+            )
+            return _filled(like, event, event.load_id, event.ordinal, event.path)
+        if isinstance(event, LoadsLeftOut):
+            like = _left_out(event.identity, event.framework, event.entry_point, event.since, event.model)
+            return _filled(like, event, number=event.count)
+    return dumped(encode((event,)))
+
+
+def dumped(request: Mapping[str, Any]) -> bytes:
+    """
+    A request as a line of JSON.
+    """
+    return _DUMP(request).encode() + b"\n"
+
+
+_DUMP: Final = json.JSONEncoder(separators=(",", ":")).encode
+_LOAD, _PATH, _NUMBER, _AT = "0123456789abcdef" * 2, "/any ckpt_sentry path", 987_654_321, 123_456_789.125
+"""What stands in an event for its load, path, ordinal or count, and time until they are put in."""
+_NANO: Final = f'"{round(_AT * 1e9)}"'
+_PLACES: Final = re.compile(f'({_NANO}|{_AT}|"{_NUMBER}"|"{_LOAD}"|"{_PATH}")')
+
+
+def _filled(parts: tuple[str, ...], event: Event, load: str = "", number: int = 0, path: str | None = None) -> bytes:
+    put = {
+        _NANO: f'"{round(event.at * 1e9)}"',
+        str(_AT): repr(event.at),
+        f'"{_NUMBER}"': f'"{number}"',
+        f'"{_LOAD}"': f'"{load}"',
+    }
+    if path is not None:
+        put[f'"{_PATH}"'] = _DUMP(clean_path(path))
+    return "".join([put.get(part, part) for part in parts]).encode()
+
+
+def _parts_of(event: Event) -> tuple[str, ...]:
+    """
+    The line of an event, cut where something is to be put in.
+    """
+    return tuple(_PLACES.split(dumped(encode((event,))).decode()))
+
+
+@lru_cache(maxsize=64)
+def _phase(identity: Identity, phase: str) -> tuple[str, ...]:
+    return _parts_of(PhaseEntered(identity=identity, at=_AT, load_id=_LOAD, phase=phase))
+
+
+@lru_cache(maxsize=64)
+def _started(
+    identity: Identity, framework: str, entry_point: str, members: str | None, path: str | None
+) -> tuple[str, ...]:
+    return _parts_of(
+        LoadStarted(
+            identity=identity,
+            at=_AT,
+            load_id=_LOAD,
+            ordinal=_NUMBER,
+            framework=framework,
+            entry_point=entry_point,
+            path=path,
+            members=members,
+        )
+    )
+
+
+@lru_cache(maxsize=64)
+def _left_out(identity: Identity, framework: str, entry_point: str, since: float, model: str) -> tuple[str, ...]:
+    return _parts_of(
+        LoadsLeftOut(
+            identity=identity,
+            at=_AT,
+            since=since,
+            framework=framework,
+            entry_point=entry_point,
+            count=_NUMBER,
+            model=model,
+        )
+    )
 
 
 def decode(request: Mapping[str, Any]) -> tuple[list[Event], int]:

@@ -132,3 +132,27 @@ def test_an_alarm_for_a_load_that_has_just_ended_is_silent() -> None:
 
 def test_without_a_launcher_there_is_no_connection() -> None:
     assert stall.connect() is None
+
+
+def test_loads_that_follow_each_other_share_a_thread_that_ends_with_them() -> None:
+    rung: Queue[LoadStalled] = Queue()
+    threads = _thread._count()
+    most = 0
+    for number in range(200):
+        alarm = stall.Alarm(ME, str(number), 3600.0, rung.put)
+        most = max(most, _thread._count())
+        alarm.cancel()
+    assert most <= threads + 2
+    assert ends(threads)
+    assert rung.empty()
+
+
+def test_of_several_loads_each_rings_by_itself() -> None:
+    rung: Queue[LoadStalled] = Queue()
+    threads = _thread._count()
+    for name, seconds in (("late", 3600.0), ("soon", 0.01), ("sooner", 0.001)):
+        stall.stand(name, "read")
+        stall.Alarm(ME, name, seconds, rung.put)
+    assert {rung.get(timeout=WAIT).load_id for _ in range(2)} == {"soon", "sooner"}
+    stall._watch.remove(next(iter(stall._watch._alarms)))
+    assert ends(threads)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ckpt_sentry import names
 from ckpt_sentry.core.report import Coverage, Finding, Identity, KeyList, LoadError, LoadReport, Phase, ShapeMismatch
+from ckpt_sentry.dataclasses_ import replace
 from ckpt_sentry.transport import otlp_json
 from ckpt_sentry.transport.events import (
     Event,
@@ -297,3 +298,14 @@ def test_nothing_in_a_record_raises(body: object, name: str) -> None:
     record = {"eventName": name, "body": body}
     events, refused = otlp_json.decode({"resourceLogs": [{"scopeLogs": [{"logRecords": [record]}]}]})
     assert (events, refused) == ([], 1)
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+@pytest.mark.parametrize("path", [None, "", "/a/step-7", 's3://key:secret@b/"x" ünd', "/any ckpt_sentry path"])
+@pytest.mark.parametrize("at", [0.0, 5, 1_700_000_000.123456, 123_456_789.125])
+def test_the_line_of_an_event_is_its_request(event: Event, path: str | None, at: float) -> None:
+    changed = replace(event, at=at)
+    if isinstance(changed, LoadStarted):
+        changed = replace(changed, path=path, ordinal=3)
+    for _ in range(2):
+        assert json.loads(otlp_json.line(changed)) == otlp_json.encode((changed,))
