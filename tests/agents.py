@@ -49,7 +49,9 @@ class Agent:
         return [event.report for event in events if isinstance(event, LoadFinished)]
 
     def last(self) -> LoadReport:
-        return self.reports()[-1]
+        reports = self.reports()
+        assert reports, "no load was seen: is `hooked(…)` in force for this framework?"
+        return reports[-1]
 
 
 @contextmanager

@@ -27,10 +27,10 @@ collector collector.aggregate collector.ends collector.findings collector.groups
 collector.repeats collector.summary collector.wording config core core.codec core.codes core.escape core.peers
 core.ranks core.report core.verdict core.words dataclasses_ formats formats.paths formats.regular identity
 integrations.launchers integrations.launchers.ranks integrations.torch_module integrations.torch_module.entry_points
-integrations.torch_module.seams integrations.torch_module.torch_load masking model model.provenance names patching.later
-render render.cells render.head render.keys render.page render.terminal render.text render.words session session.loads
-session.process_reporter session.sinks session.stall transport transport.events transport.log transport.otel
-transport.otel_env transport.otlp_json
+integrations.torch_module.seams integrations.torch_module.torch_load masking model model.provenance names
+patching.later render render.cells render.head render.keys render.page render.terminal render.text render.words
+session session.loads session.process_reporter session.sinks session.stall transport transport.events transport.log
+transport.otel transport.otel_env transport.otlp_json
 """,
     "dcp": """
 core.inventory core.policy formats.dcp formats.dcp.files formats.dcp.neighbours formats.step integrations.dcp

@@ -49,16 +49,18 @@ class StateFile:
     bytes: int = 0
 
 
-def read(path: str | os.PathLike[str]) -> StateFile:
+def read(path: str | os.PathLike[str], under: str | None = None) -> StateFile:
     """
     Read the header or the pickle of one file. Never raises OSError or HeaderError: they become findings.
+
+    `under` is the key of a `torch.save` file below which its state dict lies, where the loader takes it from there.
     """
     path = os.fspath(path)
     if path.endswith(".distcp") and (found := sniff.findings(path)):
         return StateFile(path, "dcp", readable=False, findings=found)
     by_name = "safetensors" if path.endswith(".safetensors") else "torch_save"
     try:
-        return _read_safetensors(path) if by_name == "safetensors" else _read_pickle(path)
+        return _read_safetensors(path) if by_name == "safetensors" else _read_pickle(path, under)
     except (OSError, HeaderError, ValueError) as error:
         # What it holds on to may be large.
         error.__traceback__ = None
@@ -88,8 +90,8 @@ def _read_safetensors(path: str) -> StateFile:
     )
 
 
-def _read_pickle(path: str) -> StateFile:
-    facts = pickle_.read(path)
+def _read_pickle(path: str, under: str | None) -> StateFile:
+    facts = pickle_.read(path, under)
     name = shown(os.path.basename(path))
     found: list[Finding] = []
     if facts.opaque:

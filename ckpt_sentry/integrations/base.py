@@ -30,7 +30,7 @@ from ckpt_sentry.patching.guard import contained
 from ckpt_sentry.patching.later import later
 from ckpt_sentry.patching.wrapping_importlib_bootstrap import judging
 from ckpt_sentry.session import loads
-from ckpt_sentry.session.conclude import Asked, end, look, refusal
+from ckpt_sentry.session.conclude import NOT_COMPARED, Asked, end, look, refusal
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ckpt_sentry.core.findings import anew, renaming
     from ckpt_sentry.core.report import LoadError
     from ckpt_sentry.formats import sniff
-    from ckpt_sentry.model.inventories import checkpoint_summary, model_summary, tree_inventory
+    from ckpt_sentry.model.inventories import checkpoint_summary, model_inventory, model_summary, tree_inventory
     from ckpt_sentry.patching.ledger import Patch
     from ckpt_sentry.patching.patches import Wrap
     from ckpt_sentry.session.loads import Load
@@ -47,12 +47,25 @@ else:
     anew = later("ckpt_sentry.core.findings:anew")
     checkpoint_summary = later("ckpt_sentry.model.inventories:checkpoint_summary")
     examine = later("ckpt_sentry.core.examine:examine")
+    model_inventory = later("ckpt_sentry.model.inventories:model_inventory")
     model_summary = later("ckpt_sentry.model.inventories:model_summary")
     sniff = later("ckpt_sentry.formats.sniff")
     renaming = later("ckpt_sentry.core.findings:renaming")
     tree_inventory = later("ckpt_sentry.model.inventories:tree_inventory")
 
-__all__ = ["Call", "Comparison", "Entry", "Finding", "Integration", "Inventory", "Loader", "Part", "tree_inventory"]
+__all__ = [
+    "Asked",
+    "Call",
+    "Comparison",
+    "Entry",
+    "Finding",
+    "Integration",
+    "Inventory",
+    "Loader",
+    "Part",
+    "model_inventory",
+    "tree_inventory",
+]
 
 
 @dataclass(slots=True)
@@ -79,13 +92,14 @@ class Comparison:
     """
     What the model asked for, and what of the checkpoint was there for it: names, shapes and dtypes of each side.
 
-    Of a key that is on both sides the values have entered. Sizes are in bytes.
+    Of a key that is on both sides the values have entered.
     """
 
     wanted: Inventory
-    saved: Inventory
+    saved: Inventory | None
+    """None where it could not be read: then nothing is said of keys."""
     findings: tuple[Finding, ...] = ()
-    """What else is worth saying, with codes of `core.codes`."""
+    """What else is worth saying, with codes of `core.codes`: what is wrong with a file."""
     files: int | None = None
     format: str | None = None
 
@@ -148,12 +162,21 @@ class Integration:
         name = _function(loader.where)
         name = name if "." in name else f"{self.name}.{name}"
 
+        def observing(call: Call) -> Callable[[Load], None]:
+            def observe(load: Load) -> None:
+                load.keep(call)
+                load.has_phases = any(part.phase is not None for part in self.parts)
+                if load.facts.path is not None:
+                    load.facts = load.facts.at_step(find_step(load.facts.path))
+
+            return observe
+
         @contained(f"{name}.begin")
         def begin(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Load | None:
             if loads.current() is not None:
                 return None
             call = _call(original, args, kwargs)
-            return None if call is None else loads.begin(self.name, name, loader.path(call), observe=_observing(call))
+            return None if call is None else loads.begin(self.name, name, loader.path(call), observe=observing(call))
 
         @contained(f"{name}.before")
         def before(_load: Load) -> None:
@@ -179,14 +202,18 @@ class Integration:
         :raises LowCoverageError: the settings refuse what came in.
         """
         found = loader.compare(call)
-        if found is None:
-            raise LookupError(f"{_function(loader.where)} could not be compared")
+        if found is None or found.saved is None:
+            load.facts = load.facts.with_findings((*(found.findings if found else ()), NOT_COMPARED))
+            return
         self._compare(load, found)
         error = refusal(load.entry_point, load.facts, found.wanted, (), asked=loader.asked(call))
         if error is not None:
             raise error
 
     def _compare(self, load: Load, found: Comparison) -> None:
+        if found.saved is None:
+            load.facts = load.facts.with_findings(found.findings)
+            return
         allowed = config.settings().allow_missing
         examination = examine(found.wanted, found.saved, allow_missing=allowed)
         examination = replace(examination, findings=renaming(examination.findings, self.rename_step))
@@ -207,8 +234,8 @@ class Integration:
             self._compare(load, found)
             if self.part_step is not None:
                 load.facts = replace(load.facts, findings=anew(load.facts.findings, self.part_step))
-        path = load.facts.path
-        if path is not None and "://" not in path and not os.path.exists(path):
+        path, is_explained = load.facts.path, any(one.level == "error" for one in load.facts.findings)
+        if path is not None and not is_explained and "://" not in path and not os.path.exists(path):
             yield from sniff.findings(path)
         yield from loader.explain(call, error)
 
@@ -256,15 +283,6 @@ def _passing(part: Part) -> Wrap:
         return part_of_a_load
 
     return wrap
-
-
-def _observing(call: Call) -> Callable[[Load], None]:
-    def observe(load: Load) -> None:
-        load.keep(call)
-        if load.facts.path is not None:
-            load.facts = load.facts.at_step(find_step(load.facts.path))
-
-    return observe
 
 
 def _call(original: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:

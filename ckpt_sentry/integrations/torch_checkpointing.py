@@ -20,11 +20,10 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ckpt_sentry.formats import state_file
-from ckpt_sentry.integrations.base import Call, Comparison, Integration, Inventory, Loader, Part, tree_inventory
+from ckpt_sentry.integrations.base import Asked, Call, Comparison, Integration, Inventory, Loader, Part, tree_inventory
 
 if TYPE_CHECKING:
     from ckpt_sentry.formats.state_file import StateFile
-    from ckpt_sentry.session.conclude import Asked
 
 _READ = "CheckpointReader.read"
 

@@ -164,23 +164,30 @@ def state_inventory(state_dict: Mapping[Any, Any]) -> Inventory:
 
 def tree_inventory(tree: Any, prefix: str = "") -> Inventory:
     """
-    Give what nested mappings, lists and tuples hold, by the path of each leaf: "optimizer.state.0.exp_avg".
+    Give what nested mappings, lists and tuples hold, by the path of each leaf: "optimizer.state.0.exp_avg". Of tensors
+    that share their memory the first one has it, the others are tied to it.
     """
-    entries: dict[str, Entry] = {}
-    _add_leaves(entries, tree, prefix, {})
-    return Inventory(entries)
+    leaves: dict[str, Any] = {}
+    _add_leaves(leaves, tree, prefix)
+    seen: dict[tuple[Any, Any], Entry] = {}
+    owners: dict[Any, str] = {}
+    ties: dict[str, str] = {}
+    for key, value in leaves.items():
+        if isinstance(value, torch.Tensor) and (owner := owners.setdefault(_storage(value), key)) != key:
+            ties[key] = owner
+    return Inventory({key: _entry(value, seen) for key, value in leaves.items()}, ties)
 
 
-def _add_leaves(entries: dict[str, Entry], tree: Any, path: str, seen: dict[tuple[Any, Any], Entry]) -> None:
+def _add_leaves(leaves: dict[str, Any], tree: Any, path: str) -> None:
     if isinstance(tree, Mapping):
         branches: Iterable[tuple[Any, Any]] = tree.items()
     elif isinstance(tree, (list, tuple)):
         branches = enumerate(tree)
     else:
-        entries[path] = _entry(tree, seen)
+        leaves[path] = tree
         return
     for name, branch in branches:
-        _add_leaves(entries, branch, f"{path}.{name}" if path else str(name), seen)
+        _add_leaves(leaves, branch, f"{path}.{name}" if path else str(name))
 
 
 def model_summary(model: Inventory) -> ModelSummary:

@@ -179,10 +179,10 @@ def _note_unseen(load: Load) -> None:
 
 def _phase(load: Load, error: BaseException) -> str | None:
     """
-    The phase in which the load raised; None where it was over before it was taken note of.
+    The phase in which the load raised; None where phases are not seen.
     """
     is_late = isinstance(error, LowCoverageError) and not error.is_untouched
-    return None if load.is_past or (is_late and load.phase == SETUP) else load.phase
+    return load.phase if load.has_phases and not (is_late and load.phase == SETUP) else None
 
 
 def _whose(load: Load, error: BaseException, explain: Explain) -> LoadError:

@@ -70,8 +70,8 @@ class Load:
         """Whether the facts are what names alone say, which the values that are written have yet to confirm."""
         self.was_seen = True
         """Whether nothing of the agent's own has failed when it looked at what the load left behind."""
-        self.is_past = seconds_ago > 0
-        """Whether it was over before it was taken note of: then it has no phases."""
+        self.has_phases = not seconds_ago
+        """Whether its phases are seen; not where it was over before it was taken note of."""
         self.on_filled: Callable[[Any], object] | None = None
         """Who wants to hear of each module that is filled within this load (`integrations.torch_module.calls.Call`)."""
         self._states: dict[type[Any], Any] = {}

@@ -42,3 +42,14 @@ def test_classes_that_torch_refuses_are_named(tmp_path: Path) -> None:
             "x.bin holds more than tensors (argparse.Namespace): torch.load refuses it unless told to trust these",
         )
     ]
+
+
+def test_a_state_dict_that_is_known_to_lie_below_a_key(tmp_path: Path) -> None:
+    path = tmp_path / "box.pt"
+    torch.save({"weights": {"a": torch.ones(2)}, "model": {"b": torch.ones(3), "c": torch.ones(3)}, "n": 1}, path)
+    found = state_file.read(path, under="weights")
+    assert (found.readable, found.findings, found.nested) == (True, (), None)
+    assert {key: entry.shape for key, entry in found.inventory.entries.items()} == {"a": (2,)}
+    for under in ("n", "gone", "weights.a"):
+        absent = state_file.read(path, under=under)
+        assert (absent.readable, [one.code for one in absent.findings]) == (False, ["no_state_dict"])

@@ -52,6 +52,15 @@ def attempt(folder, names, saved, **how):
         return type(error).__name__, sum(map(float, (one.sum() for one in into.values())))
     return None, sum(map(float, (one.sum() for one in into.values())))
 
+def damaged(folder):
+    os.makedirs(folder)
+    with open(os.path.join(folder, "weights.safetensors"), "wb") as file:
+        file.write(b"version https://git-lfs.github.com/spec/v1\\noid sha256:" + b"4d" * 32 + b"\\nsize 548105171\\n")
+    try:
+        load(folder, {"a": torch.zeros(3)})
+    except Exception as error:
+        return type(error).__name__, 0.0
+
 print(json.dumps([
     attempt("step-7", ["a", "b"], ["module.a", "module.b"]),
     attempt("step-8", ["a", "b"], ["a", "b"]),
@@ -59,6 +68,7 @@ print(json.dumps([
     attempt("step-10", ["a", "b"], ["a"], strict=True),
     attempt("step-11", ["a", "b"], ["module.a"], strict=False),
     attempt("step-12", ["a"], ["a"], nonsense=True),
+    damaged("step-13"),
 ]))
 """
 
@@ -121,6 +131,7 @@ def test_the_example_of_the_guide(tmp_path: Path) -> None:
         ["KeyError", 3.0],
         [None, 0.0],
         ["TypeError", 0.0],
+        ["SafetensorError", 0.0],
     ]
     assert [(one["path"], one["framework"], one["verdict"], one["step"]) for one in loads] == [
         ("step-7", "toyload", "no_op", 7),
@@ -128,7 +139,11 @@ def test_the_example_of_the_guide(tmp_path: Path) -> None:
         ("step-9", "toyload", "partial", 9),
         ("step-10", "toyload", "failed", 10),
         ("step-11", "toyload", "no_op", 11),
+        ("step-13", "toyload", "failed", 13),
     ]
+    # Of a file that cannot be read nothing is said but what it is.
+    assert [one["code"] for one in loads[5]["findings"]] == ["lfs_pointer"]
+    assert loads[5]["missing"]["count"] == 0
     assert loads[2]["missing"] == {"count": 1, "keys": ["b"]}
     blocks = re.findall(r"```\n(ckpt_sentry.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
     printed = re.sub(r"\w+-[0-9a-f]{6}\b", "RUN", re.sub(r"(after|in) [0-9.e-]+ s", r"\1 N s", said))
@@ -152,7 +167,8 @@ INTEGRATION = Integration("toyload", (Loader("toyload:load", path, compare), Loa
 @pytest.mark.slow
 def test_an_integration_that_errs_blames_nothing(tmp_path: Path) -> None:
     outcomes, said, loads = run(distributed(tmp_path / "site", ERRING), CKPT_SENTRY_LOG="off")
-    assert [outcome for outcome, _ in outcomes] == [None, None, None, "KeyError", None, "TypeError"]
+    ended = [outcome for outcome, _ in outcomes]
+    assert ended == [None, None, None, "KeyError", None, "TypeError", "SafetensorError"]
     assert {one["verdict"] for one in loads[:3]} == {"ok"}
     assert [finding["code"] for finding in loads[0]["findings"]] == ["not_compared"]
     assert loads[3]["verdict"] == "failed"
@@ -165,6 +181,16 @@ def test_an_integration_that_cannot_be_imported_is_no_concern_of_the_job(tmp_pat
     assert outcomes[1] == [None, 6.0]
     assert loads == []
     assert "no_such_module_anywhere" in said
+
+
+NOTHING = ERRING.replace('raise RuntimeError("ours")', "return None")
+
+
+@pytest.mark.slow
+def test_a_call_that_cannot_be_compared_is_no_error(tmp_path: Path) -> None:
+    _, said, loads = run(distributed(tmp_path / "site", NOTHING))
+    assert {(one["verdict"], one["findings"][0]["code"]) for one in loads[:3]} == {("ok", "not_compared")}
+    assert "own error" not in said
 
 
 def test_single_files_are_found_by_their_names() -> None:

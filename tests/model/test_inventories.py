@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ckpt_sentry.core.inventory import Entry
-from ckpt_sentry.model.inventories import model_inventory, parts_of, tensors_of
+from ckpt_sentry.model.inventories import model_inventory, parts_of, tensors_of, tree_inventory
 
 
 def shared() -> nn.Module:
@@ -44,3 +44,16 @@ def test_names_of_one_tensor_or_of_one_place_are_tied() -> None:
     # The same place, but another shape: no tie.
     assert "last.weight" not in found.ties
     assert found.entries["last.weight"] == Entry((2, 3), "float32")
+
+
+def test_a_tree_of_tensors_and_what_else_it_holds() -> None:
+    shared = torch.ones(2, 3)
+    tree = {"model": {"a": shared, "b": shared}, "state": [{"step": 3}, (torch.ones(4, dtype=torch.bfloat16),)]}
+    found = tree_inventory(tree)
+    assert {key: (entry.shape, entry.dtype) for key, entry in found.entries.items()} == {
+        "model.a": ((2, 3), "float32"),
+        "model.b": ((2, 3), "float32"),
+        "state.0.step": (None, None),
+        "state.1.0": ((4,), "bfloat16"),
+    }
+    assert found.ties == {"model.b": "model.a"}

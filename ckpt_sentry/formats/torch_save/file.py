@@ -100,13 +100,16 @@ class _Raw(NamedTuple):
     extents: Mapping[str, _Extent]
 
 
-def read(path: str | os.PathLike[str]) -> PickleFacts:
+def read(path: str | os.PathLike[str], under: str | None = None) -> PickleFacts:
     """
     Read what a `torch.save` file holds; no byte of a tensor is looked at, nothing in the file is run.
 
+    `under` is where the state dict lies, where that is known: "weights", or "a.b" one level further down. It then
+    stands for the file.
+
     :raises OSError: the file cannot be read.
-    :raises HeaderError: `truncated_file` or `pickle_invalid`: no loader can read it; `not_compared`: one may, but here
-        it would cost too much.
+    :raises HeaderError: `truncated_file` or `pickle_invalid`: no loader can read it; `no_state_dict`: there is none
+        `under` that name; `not_compared`: a loader may read it, but here it would cost too much.
     """
     path = os.fspath(path)
     with elements.open_regular(path) as file:
@@ -119,7 +122,7 @@ def read(path: str | os.PathLike[str]) -> PickleFacts:
     except UnreadablePickle as error:
         text = f"the pickle in {_name(path)} {error.reason}"
         raise HeaderError("pickle_invalid", text, _AGAIN) from None
-    return _facts(path, raw)
+    return _facts(path, raw) if under is None else _facts_under(path, raw, under)
 
 
 def sample(path: str | os.PathLike[str], key: str, count: int = elements.SAMPLE_COUNT) -> Sample:
@@ -245,6 +248,16 @@ def _facts(path: str, raw: _Raw) -> PickleFacts:
     nested, nested_slots = _state(path, inner, raw.extents) if inner is not None else (None, {})
     others = tuple(sorted(key for key in inventory.entries if key != (under or "").split(".")[0])) if under else ()
     return PickleFacts("dict", inventory, slots, under, nested, nested_slots, others, raw.opaque)
+
+
+def _facts_under(path: str, raw: _Raw, under: str) -> PickleFacts:
+    inner = _as_dict(raw.value)
+    for key in under.split("."):
+        inner = None if inner is None else _as_dict(inner.get(key))
+    if inner is None:
+        raise HeaderError("no_state_dict", f"{_name(path)} holds no state dict under {shown(under)!r}")
+    inventory, slots = _state(path, inner, raw.extents)
+    return PickleFacts("dict", inventory, slots, opaque=raw.opaque)
 
 
 def _as_dict(value: object) -> Mapping[object, object] | None:
