@@ -22,7 +22,7 @@ from pathlib import Path
 import pairs
 
 SHARDS = 16
-TINY = 2_000
+TINY = 10_000
 
 
 def save(keys: int, path: Path) -> None:
