@@ -2,8 +2,10 @@
 Good loads that repeat take one another's place in the records: a job may make many thousands.
 
 The first `KEPT` of a kind stay whole, and so does the newest; those between are counted in a line of their own
-(`LoadsLeftOut`). The lines of a load are written as they come, so that a process that is killed is known by what it
-began, and are taken back once the load has ended well and a later one has too. Lines of anything that is not well stay.
+(`LoadsLeftOut`). Of those that a process itself makes within one second only one stays whole (`Said`).
+
+The lines of a load are written as they come, so that a process that is killed is known by what it began, and are taken
+back once the load has ended well and a later one has too. Lines of anything that is not well stay.
 """
 
 from __future__ import annotations
