@@ -15,7 +15,9 @@ from torch import nn
 from ckpt_sentry import LowCoverageError
 from tests.agents import Agent, hooked
 
-pytest.importorskip("torch_checkpointing", reason="this torch is older than 2.11, which torch_checkpointing asks for")
+pytest.importorskip(
+    "torch_checkpointing", reason="this torch is older than 2.11, or torch_checkpointing is not installed"
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
