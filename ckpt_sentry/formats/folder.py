@@ -21,6 +21,7 @@ from ckpt_sentry.formats import state_file
 from ckpt_sentry.formats.elements import Sampler, Slot, can_sample
 from ckpt_sentry.formats.errors import HeaderError
 from ckpt_sentry.formats.state_file import StateFile
+from ckpt_sentry.patching.guard import let_through
 from ckpt_sentry.patching.later import later
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ def choose(path: str | os.PathLike[str]) -> Choice:
         if os.path.isdir(path):
             return _folder(path)
     except (OSError, ValueError) as error:
+        let_through(error)
         reason = shown(str(error))
         return _nothing(path, (Finding("file_unreadable", "error", f"{shown(path)} cannot be read: {reason}"),))
     return _nothing(path, sniff.findings(path) or (Finding("path_missing", "error", f"{shown(path)} is no file"),))
@@ -133,6 +135,7 @@ def _index(path: str, file: str) -> Choice:
     try:
         index = index_.read(file)
     except (OSError, HeaderError) as error:
+        let_through(error)
         found = tuple(item for item in sniff.findings(file) if item.code != "unknown_format")
         if not found and isinstance(error, HeaderError):
             found = (error.finding(),)
@@ -242,7 +245,8 @@ def _files(path: str) -> tuple[StateFile, ...] | None:
         return (state_file.read(path),)
     try:
         index = index_.read(path)
-    except (OSError, HeaderError):
+    except (OSError, HeaderError) as failure:
+        let_through(failure)
         return None
     # An index whose shards are gone is no alternative.
     return index_.shards(index) or None

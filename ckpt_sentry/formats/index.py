@@ -22,6 +22,7 @@ from ckpt_sentry.formats.errors import HeaderError, plural
 from ckpt_sentry.formats.regular import regular
 from ckpt_sentry.formats.sniff import MAX_JSON
 from ckpt_sentry.formats.state_file import StateFile
+from ckpt_sentry.patching.guard import let_through
 
 _MAX_SHARDS: Final = 100_000
 _MAX_OTHERS: Final = 256
@@ -167,7 +168,8 @@ def _pattern(file: str) -> str:
 def _beside(folder: str, extensions: set[str]) -> list[str]:
     try:
         names = os.listdir(folder or ".")
-    except OSError:
+    except OSError as failure:
+        let_through(failure)
         return []
     return sorted(name for name in names if os.path.splitext(name)[1] in extensions)[:_MAX_OTHERS]
 

@@ -22,6 +22,7 @@ from ckpt_sentry.formats import safetensors
 from ckpt_sentry.formats.elements import open_regular
 from ckpt_sentry.formats.errors import HeaderError
 from ckpt_sentry.formats.regular import regular
+from ckpt_sentry.patching.guard import let_through
 
 Kind = Literal[
     "safetensors",
@@ -267,6 +268,7 @@ def findings(
     except PermissionError:
         return (Finding("permission_denied", "error", f"{name} may not be read by this user", "check its permissions"),)
     except (OSError, ValueError) as error:
+        let_through(error)
         reason = getattr(error, "strerror", None) or str(error)
         return (Finding("file_unreadable", "error", f"{shown(path)} cannot be opened: {shown(reason)}"),)
     found = _broken(name, facts) or (_for_dcp(name, facts) if loader == "dcp" else _for_file(path, name, facts))

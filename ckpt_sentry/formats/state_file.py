@@ -15,6 +15,7 @@ from ckpt_sentry.dataclasses_ import dataclass, field
 from ckpt_sentry.formats import safetensors
 from ckpt_sentry.formats.elements import Slot
 from ckpt_sentry.formats.errors import HeaderError, plural
+from ckpt_sentry.patching.guard import let_through
 from ckpt_sentry.patching.later import later
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def read(path: str | os.PathLike[str], under: str | None = None) -> StateFile:
     try:
         return _read_safetensors(path) if by_name == "safetensors" else _read_pickle(path, under)
     except (OSError, HeaderError, ValueError) as error:
+        let_through(error)
         # What it holds on to may be large.
         error.__traceback__ = None
         # What the file really is says more than what its reader ran into.

@@ -19,6 +19,7 @@ import torch
 
 from ckpt_sentry.core.report import Finding
 from ckpt_sentry.formats.paths import shown_path
+from ckpt_sentry.patching.guard import let_through
 
 EDGE = 4
 """Tensors that are remembered at either end of a dict."""
@@ -98,7 +99,8 @@ def written(path: str) -> Finding | None:
     """
     try:
         changed = os.stat(path).st_mtime
-    except (OSError, ValueError):
+    except (OSError, ValueError) as failure:
+        let_through(failure)
         return None
     # A moment, not an age: all ranks say the same.
     moment = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(changed))

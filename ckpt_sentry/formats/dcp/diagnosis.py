@@ -21,6 +21,7 @@ from ckpt_sentry.formats.dcp import files as dcp_files
 from ckpt_sentry.formats.dcp import neighbours
 from ckpt_sentry.formats.errors import HeaderError, plural
 from ckpt_sentry.formats.paths import shown_path
+from ckpt_sentry.patching.guard import let_through
 from ckpt_sentry.patching.later import later
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ def _no_folder(path: str) -> tuple[Finding, ...]:
     except FileNotFoundError:
         return _missing(path)
     except (OSError, ValueError) as failure:
+        let_through(failure)
         return (_storage_error(path, failure),)
     if not stat.S_ISDIR(info.st_mode):
         return _file(path)
@@ -161,7 +163,8 @@ def _disk_full(file: str, path: str) -> Finding:
     try:
         space = os.statvfs(path if os.path.exists(path) else dcp_files.nearest_existing(path)[0])
         free = f"; {space.f_bavail * space.f_frsize:,} bytes are free there"
-    except OSError:
+    except OSError as failure:
+        let_through(failure)
         free = ""
     text = f"no space is left for {shown_path(file)}{free}"
     return Finding("disk_full", "error", text, "free space or raise the quota: df -h, quota -s")
@@ -240,6 +243,7 @@ def _file(path: str) -> tuple[Finding, ...]:
     except PermissionError:
         return _permission(path)
     except (OSError, ValueError) as failure:
+        let_through(failure)
         return (_storage_error(path, failure),)
     match facts.kind:
         case "torch_zip" | "torch_legacy":
@@ -285,6 +289,7 @@ def _unread(path: str, files: Sequence[str]) -> tuple[Finding, ...]:
         except PermissionError:
             refused.append(permission_finding(dcp_files.refused(file)))
         except OSError as failure:
+            let_through(failure)
             refused.append(_storage_error(file, failure))
         except HeaderError as failure:
             if failure.level == "error":
@@ -359,6 +364,7 @@ def _read(path: str, rank: int | None) -> tuple[DcpMetadata | None, Finding | st
     except PermissionError:
         return None, permission_finding(dcp_files.refused(file))
     except OSError as failure:
+        let_through(failure)
         return None, _storage_error(file, failure)
     except unpickle.UnreadablePickle as failure:
         size = os.path.getsize(file) if os.path.isfile(file) else 0

@@ -104,7 +104,8 @@ def listing(folder: str, most: int = MAX_LISTED) -> Listing | None:
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:
+    except OSError as failure:
+        let_through(failure)
         return False
 
 
@@ -114,7 +115,8 @@ def may(path: str, right: int) -> bool:
     """
     try:
         return os.access(path, right, effective_ids=os.access in os.supports_effective_ids)
-    except (OSError, NotImplementedError):
+    except (OSError, NotImplementedError) as failure:
+        let_through(failure)
         return True
 
 
@@ -132,7 +134,8 @@ def denied(path: str, *, folder_right: str = "enter") -> Denied | None:
         is_folder = stat.S_ISDIR(os.stat(path).st_mode)
     except PermissionError:
         return _denied(path, "read")
-    except OSError:
+    except OSError as failure:
+        let_through(failure)
         return None
     if not is_folder:
         return None if may(path, os.R_OK) else _denied(path, "read")
@@ -154,14 +157,16 @@ def absolute(path: str) -> str:
     """
     try:
         return os.path.abspath(path)
-    except OSError:
+    except OSError as failure:
+        let_through(failure)
         return path
 
 
 def _denied(path: str, right: str) -> Denied:
     try:
         found = os.stat(path)
-    except OSError:
+    except OSError as failure:
+        let_through(failure)
         return Denied(path, right, None, None, None)
     return Denied(path, right, stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid)
 
@@ -228,7 +233,8 @@ def examine(folder: str, needed: Mapping[str, int], found: Listing | None, first
         except FileNotFoundError:
             gone.add(file)
             continue
-        except OSError:
+        except OSError as failure:
+            let_through(failure)
             continue
         if info.st_size < needed[file]:
             short.append(ShardSize(file, info.st_size, needed[file]))

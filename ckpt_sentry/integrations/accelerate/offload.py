@@ -15,6 +15,7 @@ from ckpt_sentry.formats.regular import regular
 from ckpt_sentry.integrations.accelerate import device_map
 from ckpt_sentry.model import inventories, proof
 from ckpt_sentry.model.proof import Holder
+from ckpt_sentry.patching.guard import let_through
 
 _MAX_INDEX: Final = 64 << 20
 
@@ -41,7 +42,8 @@ def contents(folder: object) -> Folder | None:
             return None
         with open(file, encoding="utf-8", opener=regular) as stream:
             index = json.load(stream)
-    except (OSError, TypeError, ValueError, RecursionError):
+    except (OSError, TypeError, ValueError, RecursionError) as failure:
+        let_through(failure)
         return None
     return Folder(path, index) if isinstance(index, dict) else None
 

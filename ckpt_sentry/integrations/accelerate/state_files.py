@@ -17,6 +17,7 @@ from ckpt_sentry.core.findings import counted, verb
 from ckpt_sentry.core.report import Finding
 from ckpt_sentry.dataclasses_ import dataclass
 from ckpt_sentry.formats import sniff
+from ckpt_sentry.patching.guard import let_through
 
 SAFETENSORS: Final = ("model", ".safetensors")
 BIN: Final = ("pytorch_model", ".bin")
@@ -95,7 +96,8 @@ def findings(wanted: Wanted, came: Collection[str] = ()) -> Iterator[Finding]:
     """
     try:
         names = frozenset(os.listdir(wanted.folder))
-    except OSError:
+    except OSError as failure:
+        let_through(failure)
         yield Finding("path_missing", "error", f"{shown(wanted.folder)} is no folder that can be read")
         return
     if wanted.is_nothing:

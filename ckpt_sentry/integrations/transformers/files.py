@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from ckpt_sentry.formats import folder
 from ckpt_sentry.formats import index as index_
 from ckpt_sentry.formats.errors import HeaderError
+from ckpt_sentry.patching.guard import let_through
 
 if TYPE_CHECKING:
     from ckpt_sentry.core.report import Finding
@@ -62,7 +63,8 @@ def _index_of(where: str, names: Sequence[str], files: Sequence[StateFile]) -> I
     for name in names:
         try:
             index = index_.read(os.path.join(where, name))
-        except (OSError, HeaderError):
+        except (OSError, HeaderError) as failure:
+            let_through(failure)
             continue
         if chosen and set(index.files) == chosen:
             return index

@@ -16,6 +16,7 @@ from ckpt_sentry.formats.errors import HeaderError
 from ckpt_sentry.formats.step import find_step
 from ckpt_sentry.integrations.torch_module import judge as module_judge
 from ckpt_sentry.model import inventories, model_state
+from ckpt_sentry.patching.guard import let_through
 from ckpt_sentry.patching.later import later
 from ckpt_sentry.session.conclude import refusal
 
@@ -80,7 +81,8 @@ class Series:
             index = index_.read(os.path.join(self.path, _INDEXES[self.format]))
         except HeaderError as error:
             return (), (error.finding(),)
-        except OSError:
+        except OSError as failure:
+            let_through(failure)
             return (), ()
         files = index_.shards(index)
         broken = [one for file in files for one in file.findings if one.level == "error"]
