@@ -11,12 +11,14 @@ in which things happened; a connection that closes tells at once that its worker
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import resource
 import selectors
 import shutil
 import socket
+import stat
 import struct
 import tempfile
 import threading
@@ -44,6 +46,11 @@ LONGEST_PATH: Final = 100
 """Bytes of a socket's path (unix(7): `sun_path` has 108)."""
 CLOSE_SECONDS: Final = 1.0
 DRAIN_SECONDS: Final = 0.5
+_BOOT_CHARS: Final = 8
+_STALE_SECONDS: Final = 60.0
+"""How old a folder has to be: a younger one may be about to be listened in."""
+_MOST_LOOKED_AT: Final = 10_000
+_MOST_REMOVED: Final = 256
 _UCRED: Final = struct.Struct("3i")
 """Process, user and group id (unix(7), SO_PEERCRED)."""
 
@@ -246,13 +253,58 @@ class LauncherSocket:
 
 def _own_folder() -> str:
     """
-    A new folder that only this user can enter (mode 0700), where a socket's path has room.
+    A new folder that only this user can enter (mode 0700), where a socket's path has room. Those of launchers that were
+    killed go.
     """
-    made = tempfile.mkdtemp(prefix=f"{names.SCOPE}-")
-    if len(os.fsencode(made)) + len("/socket") <= LONGEST_PATH:
-        return made
-    os.rmdir(made)
-    return tempfile.mkdtemp(prefix=f"{names.SCOPE}-", dir="/tmp")
+    prefix = f"{names.SCOPE}-{_boot()}-"
+    made = tempfile.mkdtemp(prefix=prefix)
+    if len(os.fsencode(made)) + len("/socket") > LONGEST_PATH:
+        os.rmdir(made)
+        made = tempfile.mkdtemp(prefix=prefix, dir="/tmp")
+    _remove_stale(os.path.dirname(made), prefix)
+    return made
+
+
+def _boot() -> str:
+    """
+    What tells the sockets of this running kernel from those of another that shares the folder: nobody here can connect
+    to those, though somebody there listens. Empty where the kernel does not say.
+    """
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read(_BOOT_CHARS)
+    except OSError:
+        return ""
+
+
+@contained("socket_server.remove_stale")
+def _remove_stale(parent: str, prefix: str) -> None:
+    """
+    Remove folders of launchers that are no more: this user's own, of this boot, in which nobody listens.
+    """
+    if prefix == f"{names.SCOPE}--":
+        return
+    with os.scandir(parent) as entries:
+        found = [entry for entry in itertools.islice(entries, _MOST_LOOKED_AT) if entry.name.startswith(prefix)]
+    for entry in found[:_MOST_REMOVED]:
+        with contextlib.suppress(OSError):
+            status = entry.stat(follow_symlinks=False)
+            is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+            if is_own and time.time() - status.st_mtime > _STALE_SECONDS and _is_left(entry.path):
+                os.unlink(os.path.join(entry.path, "socket"))
+                os.rmdir(entry.path)
+
+
+def _is_left(folder: str) -> bool:
+    if not stat.S_ISSOCK(os.lstat(os.path.join(folder, "socket")).st_mode):
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knocking:
+        knocking.settimeout(0)
+        try:
+            knocking.connect(os.path.join(folder, "socket"))
+        except ConnectionRefusedError:  # bound by a process that has ended (unix(7))
+            return True
+    return False
 
 
 def _most_open() -> int:

@@ -4,10 +4,12 @@ import contextlib
 import json
 import os
 import resource
+import shutil
 import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 from queue import Queue
@@ -63,6 +65,39 @@ def test_the_folder_is_its_users_alone_and_goes_with_the_launcher(far: LauncherS
     assert folder.stat().st_uid == os.geteuid()
     far.close()
     assert not folder.exists()
+
+
+def test_folders_of_launchers_that_were_killed_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    code = """
+        import os, sys
+        from ckpt_sentry.launcher.socket_server import LauncherSocket
+        print(LauncherSocket(print, print).path, flush=True)
+        os._exit(9)
+    """
+    line = [sys.executable, "-c", textwrap.dedent(code)]
+    environ = os.environ | {"TMPDIR": str(tmp_path)}
+    killed, young = (
+        Path(subprocess.run(line, env=environ, capture_output=True, text=True, check=False).stdout.strip()).parent
+        for _ in range(2)
+    )
+    alive = LauncherSocket(print, print)
+    other = tmp_path / killed.name.replace("-", "-x", 1)
+    shutil.copytree(young, other, ignore=shutil.ignore_patterns("socket"))
+    filled = Path(tempfile.mkdtemp(prefix=killed.name[:-8], dir=tmp_path))
+    (filled / "socket").write_text("no socket")
+    for folder in (killed, Path(alive.path).parent, other, filled):
+        os.utime(folder, (0, 0))
+    far = LauncherSocket(print, print)
+    for one in (alive, far):
+        one.start()
+    assert not killed.exists()
+    assert young.exists()
+    assert Path(alive.path).exists()
+    assert other.exists()
+    assert filled.exists()
+    alive.close()
+    far.close()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
