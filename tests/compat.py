@@ -31,7 +31,7 @@ QUICK = (
     "tests/integrations/dcp/test_planning.py",
     "tests/integrations/dcp/test_reads.py",
     "tests/integrations/dcp/test_values.py",
-    "tests/integrations/dcp/test_portable.py",
+    "tests/integrations/dcp/test_exceptions.py",
     "tests/integrations/accelerate/test_facts.py",
     "tests/model/test_proof.py",
     "tests/integrations/transformers/test_seams.py",

@@ -10,6 +10,8 @@ from pathlib import Path
 from importlinter.application.use_cases import SUCCESS, lint_imports
 from importlinter.configuration import configure
 
+from tests import compat
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "ckpt_sentry"
 
@@ -37,3 +39,8 @@ def test_torch_and_the_frameworks_are_imported_by_integrations_and_model_alone()
         if path.relative_to(PACKAGE).parts[0] not in {"integrations", "model"} and hosts & imported(path)
     }
     assert outside == set()
+
+
+def test_the_tests_of_other_versions_are_there() -> None:
+    root = PACKAGE.parent
+    assert [path for path in (*compat.QUICK, *compat.TESTS) if not (root / path).exists()] == []
